@@ -1,0 +1,47 @@
+"""A trio client for the Megatron-Core inference coordinator."""
+
+from __future__ import annotations
+
+from .client import InferenceClient as InferenceClient
+from .client import open_client as open_client
+from .errors import ConnectError as ConnectError
+from .errors import ConnectionLost as ConnectionLost
+from .errors import ConnectTimeout as ConnectTimeout
+from .errors import InferenceError as InferenceError
+from .errors import LocalProtocolError as LocalProtocolError
+from .errors import ProtocolError as ProtocolError
+from .errors import RemoteProtocolError as RemoteProtocolError
+from .errors import RequestFailed as RequestFailed
+from .errors import UnsupportedByDialect as UnsupportedByDialect
+from .models import ClientStatistics as ClientStatistics
+from .models import Completion as Completion
+from .models import EpochSpan as EpochSpan
+from .models import RequestEvent as RequestEvent
+from .models import SamplingParams as SamplingParams
+from .models import SupportsSerialize as SupportsSerialize
+from .models import TokenDelta as TokenDelta
+from .protocol.dialects import Dialect as Dialect
+from .streams import CompletionStream as CompletionStream
+
+__all__ = [
+    "ClientStatistics",
+    "Completion",
+    "CompletionStream",
+    "ConnectError",
+    "ConnectTimeout",
+    "ConnectionLost",
+    "Dialect",
+    "EpochSpan",
+    "InferenceClient",
+    "InferenceError",
+    "LocalProtocolError",
+    "ProtocolError",
+    "RemoteProtocolError",
+    "RequestEvent",
+    "RequestFailed",
+    "SamplingParams",
+    "SupportsSerialize",
+    "TokenDelta",
+    "UnsupportedByDialect",
+    "open_client",
+]

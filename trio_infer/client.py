@@ -1,0 +1,259 @@
+"""The client: `open_client`, and what it opens."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import trio
+
+from .lifetime import Lifetime
+from .models.sampling_params import to_sampling_params
+from .models.scalars import to_float, to_int, to_text
+from .protocol.dialects import Dialect, resolve_dialect
+from .protocol.prompt import Prompt, coerce_prompt
+from .protocol.wire import ClientCodec
+from .sockets import (
+    Link,
+    SocketOptions,
+    ZmqContext,
+    check_address,
+    check_socket_options,
+)
+from .streams import CompletionStream
+
+if TYPE_CHECKING:
+    import contextlib
+    from types import TracebackType
+
+    from .models import ClientStatistics, Completion, SamplingParams, SupportsSerialize
+
+__all__ = ["InferenceClient", "open_client"]
+
+
+def open_client(
+    address: str,
+    *,
+    dialect: str | Dialect = "framed",
+    connect_timeout: float | None = 10.0,
+    close_timeout: float = 5.0,
+    heartbeat_timeout: float = 30.0,
+    max_message_size: int = 256 * 2**20,
+    socket_options: SocketOptions | None = None,
+    context: ZmqContext | None = None,
+) -> contextlib.AbstractAsyncContextManager[InferenceClient]:
+    """A client for the length of an ``async with`` block.
+
+    Entering connects and shakes hands. Leaving aborts what still runs, waits for the coordinator's
+    last replies, since it crashes on a reply to a client that has gone, and closes. That is done
+    in a cancelled scope as well, shielded and bounded by ``close_timeout``.
+
+    What the block raises comes out as it is, in no ExceptionGroup.
+
+    Args:
+        address: of the coordinator, such as ``"tcp://coordinator:5555"``.
+        dialect: what the coordinator speaks. It cannot be found out, and sending another dialect
+            can kill a coordinator.
+        connect_timeout: seconds that connecting may take in all; None for no limit.
+        close_timeout: seconds that leaving may wait for the last replies.
+        heartbeat_timeout: seconds of silence after which the coordinator counts as gone.
+        max_message_size: bytes; a coordinator that sends a larger frame is disconnected.
+        socket_options: further ZeroMQ options by name or number, such as CURVE keys; not those
+            that this package sets by itself.
+        context: the ZeroMQ context to use; by default the client has one of its own.
+
+    Raises:
+        TypeError, ValueError: at once, for a wrong argument.
+        ConnectTimeout: on entering, when there was no handshake within ``connect_timeout``.
+    """
+    link = Link(
+        heartbeat_timeout=_seconds(heartbeat_timeout, "heartbeat_timeout", least=0.001),
+        max_message_size=to_int(max_message_size, "max_message_size"),
+        socket_options=check_socket_options(socket_options),
+    )
+    return _OpenClient(
+        check_address(to_text(address, "address")),
+        dialect=resolve_dialect(dialect),
+        link=link,
+        context=context,
+        connect_timeout=(
+            math.inf if connect_timeout is None else _seconds(connect_timeout, "connect_timeout")
+        ),
+        close_timeout=_seconds(close_timeout, "close_timeout"),
+    )
+
+
+def _seconds(value: float, name: str, *, least: float = 0.0) -> float:
+    seconds = to_float(value, name)
+    if seconds < least:
+        msg = f"{name} must be at least {least} seconds, not {seconds}"
+        raise ValueError(msg)
+    return seconds
+
+
+class InferenceClient(trio.abc.AsyncResource):
+    """A connection to a coordinator, and the requests over it. Made by `open_client`.
+
+    Any task of the same trio run may use it. When the connection breaks, requests in flight raise
+    `ConnectionLost`, the client connects again by itself, and new requests wait for that.
+
+    Attributes:
+        address: of the coordinator.
+        dialect: what it speaks.
+    """
+
+    def __init__(self, lifetime: Lifetime, *, address: str, codec: ClientCodec) -> None:
+        self.address = address
+        self.dialect = codec.dialect
+        self._codec = codec
+        self._lifetime = lifetime
+        self._exchange = lifetime.exchange
+
+    async def generate(
+        self, prompt: Prompt, sampling_params: SamplingParams | SupportsSerialize | None = None
+    ) -> Completion:
+        """Runs a request to its end.
+
+        Waits for a connection if there is none. Cancelled before the request is handed over,
+        nothing has been sent; cancelled later, ABORT is sent before the cancellation moves on.
+
+        Args:
+            prompt: text, or token ids as any sequence or array of ints.
+            sampling_params: how to sample; None for the defaults.
+
+        Raises:
+            TypeError, ValueError: for a wrong argument, before anything is sent.
+            RequestFailed: the engine gave up on the request.
+            ConnectionLost: the connection broke before the reply came.
+            RemoteProtocolError: the reply makes no sense.
+            trio.ClosedResourceError: the client is closed.
+        """
+        stream = self._make_stream(prompt, sampling_params, streaming=False)
+        return await _run(stream)
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | SupportsSerialize | None = None
+    ) -> CompletionStream:
+        """A request whose tokens are received while it runs, for use in ``async with``.
+
+        Args:
+            prompt: text, or token ids as any sequence or array of ints.
+            sampling_params: how to sample; None for the defaults.
+
+        Raises:
+            TypeError, ValueError: for a wrong argument.
+        """
+        return self._make_stream(prompt, sampling_params, streaming=True)
+
+    def _make_stream(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | SupportsSerialize | None,
+        *,
+        streaming: bool,
+    ) -> CompletionStream:
+        params = to_sampling_params(sampling_params)
+        if params.do_kv_handoff:
+            msg = "do_kv_handoff is none of the parameters of an ordinary request"
+            raise ValueError(msg)
+        asked = params.serialize() | {"streaming": streaming}
+        submission = self._codec.prepare(coerce_prompt(prompt), asked)
+        return CompletionStream(self._exchange, submission, asked)
+
+    def statistics(self) -> ClientStatistics:
+        """The counters as they stand."""
+        return self._exchange.statistics()
+
+    async def aclose(self) -> None:
+        """Closes the client: what leaving its block does. Later uses of it raise.
+
+        Aborts what runs and waits for the coordinator's last replies, shielded from cancellation
+        and bounded by ``close_timeout``. Tasks that wait for something of this client get
+        `trio.ClosedResourceError`.
+        """
+        await self._lifetime.leave()
+        await trio.lowlevel.checkpoint()
+
+
+@trio.lowlevel.enable_ki_protection
+async def _run(stream: CompletionStream) -> Completion:
+    await stream.hand_over()
+    try:
+        return await stream.result()
+    finally:
+        stream.close()
+
+
+class _OpenClient:
+    """The block of `open_client`.
+
+    The client's tasks live in a nursery around the block, whose exceptions the block's own never
+    meet: they come out bare.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        dialect: Dialect,
+        link: Link,
+        context: ZmqContext | None,
+        connect_timeout: float,
+        close_timeout: float,
+    ) -> None:
+        self._address = address
+        self._codec = ClientCodec(dialect)
+        self._link = link
+        self._context = context
+        self._connect_timeout = connect_timeout
+        self._close_timeout = close_timeout
+        self._lifetime: Lifetime | None = None
+
+    @trio.lowlevel.enable_ki_protection
+    async def __aenter__(self) -> InferenceClient:
+        if self._lifetime is not None:
+            msg = "open_client() opens once: call it again for another client"
+            raise RuntimeError(msg)
+        await trio.lowlevel.checkpoint_if_cancelled()
+        self._lifetime = lifetime = Lifetime(
+            self._address,
+            codec=self._codec,
+            link=self._link,
+            context=self._context,
+            close_timeout=self._close_timeout,
+        )
+        self._nursery = trio.open_nursery()
+        nursery = await self._nursery.__aenter__()
+        try:
+            nursery.start_soon(lifetime.serve)
+            await lifetime.connect(self._connect_timeout)
+        except BaseException:
+            await self._end(lifetime)
+            raise
+        return InferenceClient(lifetime, address=self._address, codec=self._codec)
+
+    @trio.lowlevel.enable_ki_protection
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._lifetime is not None:
+            await self._end(self._lifetime)
+
+    async def _end(self, lifetime: Lifetime) -> None:
+        try:
+            await lifetime.leave()
+        finally:
+            try:
+                await self._nursery.__aexit__(None, None, None)
+            except BaseExceptionGroup as group:
+                raise _bare(group) from None
+
+
+def _bare(error: BaseException) -> BaseException:
+    """The one exception that a group of one holds, through however many groups."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error

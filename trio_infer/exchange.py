@@ -1,0 +1,249 @@
+"""Requests over connections: handing over, aborting, and passing on what comes back.
+
+Out: the session gives an id, the codec makes frames, the transport hands them over at once. In: the
+transport reads, the session says whose it is, and it goes into that owner's inbox with its body
+still packed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Final, Protocol
+
+import trio
+
+from .errors import LocalProtocolError
+from .models import ClientStatistics
+from .protocol.dialects import Kind
+from .protocol.session import Session
+from .sockets import Link, NotConnected, ZmqContext
+from .transport import Transport
+
+if TYPE_CHECKING:
+    from .protocol.wire import ClientCodec, Frame, MalformedMessage, ServerMessage, Submission
+
+__all__ = ["Exchange", "Inbox"]
+
+_log: Final = logging.getLogger("trio_infer")
+
+LOGGED_MALFORMED: Final = 10
+"""So many malformed messages are logged one by one, then every tenth, hundredth…"""
+
+
+class Inbox(Protocol):
+    """Where the replies to a request go. No method may raise, or wait."""
+
+    def partial(self, body: Frame) -> None:
+        """A partial result came."""
+
+    def final(self, body: Frame) -> None:
+        """The final reply came; nothing follows."""
+
+    def malformed(self, error: MalformedMessage) -> None:
+        """A reply came that makes no sense; nothing follows."""
+
+    def lost(self, reason: str) -> None:
+        """The connection is gone; nothing follows."""
+
+    def closed(self) -> None:
+        """The client was closed; nothing follows."""
+
+
+class Exchange:
+    """All requests of one client. Every method but the coroutines is synchronous.
+
+    Args:
+        address: of the coordinator.
+        codec: of the dialect that it speaks.
+        link: how to treat connections.
+        context: the ZeroMQ context to live in.
+    """
+
+    def __init__(
+        self, address: str, *, codec: ClientCodec, link: Link, context: ZmqContext
+    ) -> None:
+        self._codec = codec
+        self._session: Session[Inbox] = Session()
+        self._transport = Transport(address, codec, link, context, listener=self)
+        self._waiting = 0
+        self._malformed = 0
+        self._leaving = False
+        self._settled = trio.Event()
+
+    # Out
+
+    @trio.lowlevel.enable_ki_protection
+    async def hand_over(self, submission: Submission, inbox: Inbox) -> int:
+        """Waits for the connection, hands the request over, and returns its id.
+
+        Cancelled, it has sent nothing: there is no checkpoint behind the sending.
+
+        Raises:
+            trio.ClosedResourceError: the client is closed.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while True:
+            if not self._transport.is_up or self._leaving:
+                await self._wait_up()
+            request_id = self._session.reserve_id()
+            try:
+                self._transport.send(self._codec.submit(request_id, submission))
+            except NotConnected:
+                continue
+            self._session.submit(request_id, inbox)
+            return request_id
+
+    async def _wait_up(self) -> None:
+        self._waiting += 1
+        try:
+            await self.wait_up()
+            await trio.lowlevel.checkpoint_if_cancelled()
+        finally:
+            self._waiting -= 1
+
+    async def wait_up(self) -> None:
+        """Returns when there is a connection.
+
+        Raises:
+            trio.ClosedResourceError: the client is closed.
+        """
+        if self._leaving:
+            msg = "the client is closed"
+            raise trio.ClosedResourceError(msg)
+        await self._transport.wait_up()
+
+    @trio.lowlevel.enable_ki_protection
+    def abandon(self, request_id: int) -> None:
+        """Nobody wants the request any more: if it runs, ABORT is sent before this returns."""
+        if self._session.abandon(request_id):
+            self._send_abort(request_id)
+
+    @trio.lowlevel.enable_ki_protection
+    def finish_early(self, request_id: int) -> None:
+        """The final reply is wanted soon: ABORT is sent before this returns.
+
+        Raises:
+            LocalProtocolError: the request does not run.
+        """
+        if not self._session.finish_early(request_id):
+            msg = "the request does not run"
+            raise LocalProtocolError(msg)
+        self._send_abort(request_id)
+
+    @trio.lowlevel.enable_ki_protection
+    def condemn(self, request_id: int, *, finished: bool) -> None:
+        """A body that came for the request made no sense, so it has failed.
+
+        Args:
+            request_id: whose body it was.
+            finished: whether the final reply has come; if not, the request is aborted.
+        """
+        self._malformed += 1
+        if finished:
+            self.refute()
+        elif self._session.condemn(request_id):
+            self._send_abort(request_id)
+
+    def refute(self) -> None:
+        """A final reply, taken for a completion when it came, was none."""
+        self._session.refute()
+
+    def _send_abort(self, request_id: int) -> None:
+        with contextlib.suppress(NotConnected):  # then the request went down with its connection
+            self._transport.send(self._codec.abort(request_id))
+
+    # In
+
+    @trio.lowlevel.enable_ki_protection
+    async def run(self) -> None:
+        """Keeps up the connection and passes on what comes, until it is cancelled."""
+        await self._transport.run()
+
+    def on_message(self, message: ServerMessage) -> None:
+        """Passes a reply to the inbox of its request."""
+        if message.kind is Kind.ENGINE_REPLY_PARTIAL:
+            inbox = self._session.partial(message.request_id)
+            if inbox is not None:
+                inbox.partial(message.body)
+        elif message.kind is Kind.ENGINE_REPLY:
+            inbox = self._session.final(message.request_id)
+            if inbox is not None:
+                inbox.final(message.body)
+            self._check_settled()
+        else:
+            self._session.discarded += 1
+
+    def on_malformed(self, error: MalformedMessage) -> None:
+        """Lays what makes no sense at the door of its request, if it has one."""
+        self._note_malformed(error)
+        if error.request_id is None:
+            return
+        if error.is_final:
+            inbox = self._session.final(error.request_id)
+            self._check_settled()
+        else:
+            inbox = self._session.partial(error.request_id)
+            if inbox is not None and self._session.condemn(error.request_id):
+                self._send_abort(error.request_id)
+        if inbox is not None:
+            inbox.malformed(error)
+
+    def _note_malformed(self, error: MalformedMessage) -> None:
+        self._malformed += 1
+        count = self._malformed
+        if count <= LOGGED_MALFORMED or count == 10 ** (len(str(count)) - 1):
+            _log.warning("malformed message no. %d: %s", count, error)
+
+    def on_lost(self, reason: str) -> None:
+        """Tells all inboxes that their connection is gone."""
+        inboxes = self._session.lose()
+        if inboxes:
+            _log.warning("connection lost (%s), %d requests with it", reason, len(inboxes))
+        for inbox in inboxes:
+            inbox.lost(reason)
+        self._check_settled()
+
+    # Leaving
+
+    @property
+    def reason(self) -> str:
+        """Why there is no connection."""
+        return self._transport.reason
+
+    @trio.lowlevel.enable_ki_protection
+    def abort_all(self) -> None:
+        """Aborts what runs, and refuses what comes: the first half of leaving."""
+        self._leaving = True
+        self._transport.refuse()
+        for request_id, inbox in self._session.owners():
+            self.abandon(request_id)
+            inbox.closed()
+        self._check_settled()
+
+    async def wait_settled(self) -> None:
+        """Returns when the coordinator owes this client nothing: the second half of leaving."""
+        await self._transport.wait_answered()
+        await self._settled.wait()
+
+    def _check_settled(self) -> None:
+        if self._leaving and not self._session.aborting:
+            self._settled.set()
+
+    def statistics(self) -> ClientStatistics:
+        """The counters as they stand."""
+        session = self._session
+        return ClientStatistics(
+            in_flight=session.in_flight,
+            waiting=self._waiting,
+            aborting=session.aborting,
+            submitted=session.submitted,
+            completed=session.completed,
+            failed=session.failed,
+            aborted=session.aborted,
+            lost=session.lost,
+            discarded=session.discarded,
+            malformed=self._malformed,
+            connections=self._transport.connections,
+            undelivered=session.undelivered,
+        )

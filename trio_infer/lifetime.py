@@ -1,0 +1,120 @@
+"""The life of a client: connecting, serving, and leaving so that nobody is hurt.
+
+The coordinator crashes on a reply to a client that has gone. So leaving means aborting what runs,
+waiting for each final reply, and closing only then; bounded, and even in a cancelled scope.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from .errors import ConnectTimeout
+from .exchange import Exchange
+from .sockets import dispose_context, make_context
+
+if TYPE_CHECKING:
+    from .protocol.wire import ClientCodec
+    from .sockets import Link, ZmqContext
+
+__all__ = ["Lifetime"]
+
+_log: Final = logging.getLogger("trio_infer")
+
+
+class Lifetime:
+    """What a client does besides its requests.
+
+    Args:
+        address: of the coordinator.
+        codec: of the dialect that it speaks.
+        link: how to treat connections.
+        context: the ZeroMQ context to live in; None for one of its own, which ends with it.
+        close_timeout: seconds that leaving may wait for the last replies.
+
+    Attributes:
+        exchange: the requests.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        codec: ClientCodec,
+        link: Link,
+        context: ZmqContext | None,
+        close_timeout: float,
+    ) -> None:
+        self._address = address
+        self._close_timeout = close_timeout
+        self._context = context or make_context()
+        self._owns_context = context is None
+        self.exchange = Exchange(address, codec=codec, link=link, context=self._context)
+        self._scope = trio.CancelScope(shield=True)
+        self._served = trio.Event()
+        self._leaving = False
+        self._left = trio.Event()
+
+    @trio.lowlevel.enable_ki_protection
+    async def serve(self) -> None:
+        """Keeps up the connection until `leave` has done its work. Ignores cancellation."""
+        try:
+            with self._scope:
+                await self.exchange.run()
+        finally:
+            self._served.set()
+
+    @trio.lowlevel.enable_ki_protection
+    async def connect(self, seconds: float) -> None:
+        """Waits for the first connection.
+
+        Raises:
+            ConnectTimeout: there was none within so many seconds.
+        """
+        with trio.move_on_after(seconds) as scope:
+            await self.exchange.wait_up()
+        if scope.cancelled_caught:
+            reason = self.exchange.reason
+            msg = f"no handshake with {self._address} within {seconds:g} s: {reason}"
+            raise ConnectTimeout(msg)
+
+    @trio.lowlevel.enable_ki_protection
+    async def leave(self) -> None:
+        """Aborts what runs, waits for what the coordinator owes, and closes.
+
+        A second call waits for the first. Shielded from cancellation, since it is bounded.
+        """
+        if self._leaving:
+            with trio.CancelScope(shield=True):
+                await self._left.wait()
+            return
+        self._leaving = True
+        try:
+            self.exchange.abort_all()
+            with trio.move_on_after(self._close_timeout, shield=True):
+                await self.exchange.wait_settled()
+            self._tell_what_is_owed()
+        finally:
+            try:
+                await self._close()
+            finally:
+                self._left.set()
+
+    def _tell_what_is_owed(self) -> None:
+        owed = self.exchange.statistics().aborting
+        if owed:
+            _log.warning(
+                "left %s while it still owed the final replies to %d aborted requests; "
+                "it may crash when it sends them",
+                self._address,
+                owed,
+            )
+
+    async def _close(self) -> None:
+        self._scope.cancel()
+        with trio.CancelScope(shield=True):  # sockets close at once, the context within its linger
+            await self._served.wait()
+            if self._owns_context:
+                await dispose_context(self._context)

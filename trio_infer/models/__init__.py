@@ -1,0 +1,21 @@
+"""The values that go in and come out: frozen, typed, and free of any I/O."""
+
+from __future__ import annotations
+
+from .completion import Completion as Completion
+from .completion import EpochSpan as EpochSpan
+from .completion import RequestEvent as RequestEvent
+from .completion import TokenDelta as TokenDelta
+from .sampling_params import SamplingParams as SamplingParams
+from .sampling_params import SupportsSerialize as SupportsSerialize
+from .statistics import ClientStatistics as ClientStatistics
+
+__all__ = [
+    "ClientStatistics",
+    "Completion",
+    "EpochSpan",
+    "RequestEvent",
+    "SamplingParams",
+    "SupportsSerialize",
+    "TokenDelta",
+]

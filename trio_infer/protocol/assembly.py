@@ -1,0 +1,122 @@
+"""Partial results and the final reply of one request, put together.
+
+Whatever the peer sends, the deltas that come out add up to the completion; a final reply that
+contradicts them is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from ..models import Completion, TokenDelta
+from .conversion import to_completion
+from .structuring import structure
+from .wire import Frame, MalformedMessage, unpack_map
+
+__all__ = ["Assembler", "PartialResult"]
+
+
+@attrs.frozen
+class PartialResult:
+    """The fields of a partial result that a delta is made of, checked."""
+
+    new_tokens: list[int]
+    new_log_probs: list[float] | None = None
+    new_top_n_logprobs: list[dict[str, float]] | None = None
+
+
+@attrs.define(eq=False)
+class Assembler:
+    """What has arrived of one request, in order.
+
+    Attributes:
+        tokens: every token id that has arrived.
+        taken: how many of them a delta has carried away.
+    """
+
+    tokens: list[int] = attrs.field(factory=list)
+    taken: int = 0
+    _log_probs: list[float] = attrs.field(factory=list)
+    _top_n: list[dict[str, float]] = attrs.field(factory=list)
+
+    def add_partial(self, body: Frame) -> None:
+        """Takes in a partial result.
+
+        Raises:
+            MalformedMessage: if it makes no sense, or not beside those before it.
+        """
+        partial: PartialResult = structure(unpack_map(body), PartialResult)
+        count = len(partial.new_tokens)
+        log_probs = partial.new_log_probs or []
+        top_n = _aligned(partial.new_top_n_logprobs or [], log_probs, count)
+        self._append(partial.new_tokens, log_probs, top_n)
+
+    def finish(self, body: Frame, **known: Any) -> Completion:
+        """Takes in the final reply; ``known`` is what `to_completion` wants besides.
+
+        Raises:
+            MalformedMessage: if it makes no sense, or contradicts what came before.
+        """
+        completion = to_completion(unpack_map(body), **known)
+        if completion.finish_reason == "error":
+            return completion
+        seen = len(self.tokens)
+        if completion.generated_tokens[:seen] != self.tokens:
+            msg = "a final reply whose tokens contradict the partial results before it"
+            raise MalformedMessage(msg)
+        self._append(
+            completion.generated_tokens[seen:],
+            (completion.generated_log_probs or [])[seen:],
+            (completion.generated_top_n_logprobs or [])[seen:],
+        )
+        return completion
+
+    def _append(
+        self, tokens: list[int], log_probs: list[float], top_n: list[dict[str, float]]
+    ) -> None:
+        for name, values, before in (
+            ("log probs", log_probs, self._log_probs),
+            ("top-n log probs", top_n, self._top_n),
+        ):
+            if values and len(values) != len(tokens):
+                msg = f"{len(values)} {name} for {len(tokens)} tokens"
+                raise MalformedMessage(msg)
+            if values and len(before) != len(self.tokens):
+                msg = f"{name} for some of the tokens only"
+                raise MalformedMessage(msg)
+        self.tokens += tokens
+        self._log_probs += log_probs
+        self._top_n += top_n
+
+    def take_delta(self) -> TokenDelta | None:
+        """What arrived since the last call, as one delta; None if nothing did."""
+        start, self.taken = self.taken, len(self.tokens)
+        if start == self.taken:
+            return None
+        return TokenDelta(
+            self.tokens[start:],
+            self._log_probs[start:] or None,
+            self._top_n[start:] or None,
+        )
+
+
+def _aligned(
+    top_n: list[dict[str, float]], log_probs: list[float], count: int
+) -> list[dict[str, float]]:
+    """The entries that stand at the positions of ``count`` tokens.
+
+    The engine cuts them otherwise than the tokens where stop words hold tokens back, and repeats
+    some. Those that hold the log probs of the tokens are theirs; with none such, the first ones.
+    """
+    surplus = len(top_n) - count
+    if surplus <= 0 or len(log_probs) != count:
+        return top_n[:count]
+
+    def matches(start: int) -> int:
+        entries = top_n[start : start + count]
+        return sum(p in entry.values() for p, entry in zip(log_probs, entries, strict=True))
+
+    start = max(0, surplus, key=matches)
+    return top_n[start : start + count]

@@ -1,0 +1,62 @@
+"""Prompts as callers have them, and as the wire takes them: a `str` or a list of int."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias, runtime_checkable
+
+from ..models.scalars import INT64_MAX, INT64_MIN, to_int, to_text
+
+__all__ = ["Prompt", "SupportsToList", "coerce_prompt"]
+
+
+@runtime_checkable
+class SupportsToList(Protocol):
+    """An array of token ids: NumPy's, torch's, the standard library's."""
+
+    def tolist(self) -> object:
+        """The items as Python objects."""
+        ...  # pragma: no cover
+
+
+Prompt: TypeAlias = str | Sequence[int] | SupportsToList
+
+
+def coerce_prompt(prompt: Prompt) -> str | list[int]:
+    """The prompt as the wire takes it; a list is always a new one.
+
+    Args:
+        prompt: text, or token ids as a one-dimensional sequence or array of ints.
+
+    Raises:
+        TypeError: for anything else; bytes, bools and floats are no token ids.
+        ValueError: for an empty prompt, text with lone surrogates, ids beyond signed 64 bits.
+    """
+    coerced = to_text(prompt, "prompt") if isinstance(prompt, str) else _token_ids(prompt)
+    if not coerced:
+        msg = "prompt is empty: the engine wants at least one token"
+        raise ValueError(msg)
+    return coerced
+
+
+def _token_ids(prompt: object) -> list[int]:
+    if isinstance(prompt, bytes | bytearray | memoryview):
+        msg = f"prompt must be str or token ids, not {type(prompt).__name__}: decode it first"
+        raise TypeError(msg)
+    if isinstance(prompt, list | tuple | range):
+        items: object = list(prompt)
+    elif isinstance(prompt, SupportsToList):
+        items = prompt.tolist()
+    elif isinstance(prompt, Sequence):
+        items = list(prompt)
+    else:
+        items = None
+    if not isinstance(items, list):
+        msg = f"prompt must be str or a sequence of token ids, not {type(prompt).__name__}"
+        raise TypeError(msg)
+    if all(type(item) is int for item in items):
+        if items and not (min(items) >= INT64_MIN and max(items) <= INT64_MAX):
+            msg = "prompt has a token id that does not fit signed 64 bits"
+            raise ValueError(msg)
+        return items
+    return [to_int(item, f"prompt[{index}]") for index, item in enumerate(items)]

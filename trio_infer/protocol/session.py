@@ -1,0 +1,137 @@
+"""The table of requests, and the state of each. The rules of a request's life stand here.
+
+A request is known by its id from the moment it is handed over until its final reply, whoever has
+left it meanwhile. Its owner is opaque: whatever wants to hear of it.
+
+=========== ================ ================ ==================== ===================
+state       partial          final            its owner leaves     finish early
+=========== ================ ================ ==================== ===================
+running     to the owner     owner; **ended** ABORT; **aborting**  ABORT; **finishing**
+finishing   to the owner     owner; **ended** **aborting**         stays
+aborting    discarded        **ended**        --                   --
+ended       discarded        discarded        nothing              nothing
+=========== ================ ================ ==================== ===================
+
+When the connection is lost every state becomes *ended*. Ids are never used twice, so a late reply
+finds nobody rather than somebody else.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+import attrs
+
+__all__ = ["Session"]
+
+Owner = TypeVar("Owner")
+
+
+@attrs.define(eq=False)
+class Session(Generic[Owner]):
+    """The requests of one client, over all its connections.
+
+    ``submitted == in_flight + completed + failed + aborted + lost`` holds after every call.
+    """
+
+    submitted: int = 0
+    completed: int = 0
+    failed: int = 0
+    aborted: int = 0
+    lost: int = 0
+    discarded: int = 0
+    undelivered: int = 0
+    _next_id: int = 0
+    _running: dict[int, Owner] = attrs.field(factory=dict)
+    _finishing: dict[int, Owner] = attrs.field(factory=dict)
+    _aborting: set[int] = attrs.field(factory=set)
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests run."""
+        return len(self._running)
+
+    @property
+    def aborting(self) -> int:
+        """How many final replies are owed for aborts."""
+        return len(self._aborting) + len(self._finishing)
+
+    def reserve_id(self) -> int:
+        """An id for a request about to be handed over; it need not come to that."""
+        request_id = self._next_id
+        self._next_id += 1
+        return request_id
+
+    def submit(self, request_id: int, owner: Owner) -> None:
+        """The request was handed over."""
+        self._running[request_id] = owner
+        self.submitted += 1
+
+    def partial(self, request_id: int) -> Owner | None:
+        """A partial result arrived. Returns who wants it."""
+        owner = self._running.get(request_id)
+        if owner is None:
+            owner = self._finishing.get(request_id)
+            if owner is None:
+                self.discarded += 1
+        return owner
+
+    def final(self, request_id: int) -> Owner | None:
+        """The final reply arrived; the request has ended. Returns who wants the reply."""
+        owner = self._running.pop(request_id, None)
+        if owner is not None:
+            self.completed += 1
+            return owner
+        owner = self._finishing.pop(request_id, None)
+        if owner is None:
+            if request_id in self._aborting:
+                self._aborting.remove(request_id)
+            else:
+                self.discarded += 1
+        return owner
+
+    def abandon(self, request_id: int) -> bool:
+        """The owner leaves. Returns whether an ABORT has to be sent, now."""
+        if self._running.pop(request_id, None) is not None:
+            self._aborting.add(request_id)
+            self.aborted += 1
+            return True
+        if self._finishing.pop(request_id, None) is not None:
+            self._aborting.add(request_id)
+        return False
+
+    def finish_early(self, request_id: int) -> bool:
+        """The owner wants the final reply soon. Returns whether an ABORT has to be sent, now."""
+        owner = self._running.pop(request_id, None)
+        if owner is None:
+            return False
+        self._finishing[request_id] = owner
+        self.aborted += 1
+        return True
+
+    def condemn(self, request_id: int) -> bool:
+        """A reply to the request made no sense. Returns whether an ABORT has to be sent, now."""
+        must_abort = self.abandon(request_id)
+        if must_abort:
+            self.aborted -= 1
+            self.failed += 1
+        return must_abort
+
+    def refute(self) -> None:
+        """A final reply, counted as completed when it arrived, turned out to be a failure."""
+        self.completed -= 1
+        self.failed += 1
+
+    def owners(self) -> list[tuple[int, Owner]]:
+        """All who still wait for something, with the ids of their requests."""
+        return [*self._running.items(), *self._finishing.items()]
+
+    def lose(self) -> list[Owner]:
+        """The connection is gone, and all requests with it. Returns who has to be told."""
+        owners = [*self._running.values(), *self._finishing.values()]
+        self.lost += len(self._running)
+        self.undelivered += self.aborting
+        self._running.clear()
+        self._finishing.clear()
+        self._aborting.clear()
+        return owners

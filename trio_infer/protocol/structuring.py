@@ -1,0 +1,129 @@
+"""Maps off the wire to typed objects. cattrs does it, with hooks that trust nothing.
+
+Lists of numbers, which may hold a million of them, are checked rather than copied.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+import cattrs
+
+from ..models import EpochSpan
+from .wire import MalformedMessage
+
+__all__ = ["refuse", "structure"]
+
+_Hook: TypeAlias = Callable[[Any, Any], Any]
+
+
+def refuse(value: object, expected: str) -> MalformedMessage:
+    """The error for a value of the wrong type."""
+    return MalformedMessage(f"{expected} was expected, not {type(value).__name__}")
+
+
+def _just(kind: type) -> _Hook:
+    def hook(value: Any, _: Any) -> Any:
+        if type(value) is not kind:
+            raise refuse(value, f"a {kind.__name__}")
+        return value
+
+    return hook
+
+
+_text: Final = _just(str)
+_list: Final = _just(list)
+_map: Final = _just(dict)
+
+
+def _number(value: Any, _: Any) -> float:
+    if type(value) not in (float, int):
+        raise refuse(value, "a number")
+    return float(value)
+
+
+def _ints(value: Any, _: Any) -> list[int]:
+    if type(value) is not list or not all(type(item) is int for item in value):
+        raise refuse(value, "a list of ints")
+    return value
+
+
+def _floats(value: Any, _: Any) -> list[float]:
+    if type(value) is not list:
+        raise refuse(value, "a list of numbers")
+    if all(type(item) is float for item in value):
+        return value
+    return [_number(item, float) for item in value]
+
+
+def _top_n(value: Any, _: Any) -> list[dict[str, float]]:
+    return [
+        {_text(key, str): _number(item, float) for key, item in _map(entry, dict).items()}
+        for entry in _list(value, list)
+    ]
+
+
+def _named_map(value: Any, _: Any) -> dict[str, Any]:
+    return {_text(key, str): item for key, item in _map(value, dict).items()}
+
+
+def _epoch_span(value: Any, _: Any) -> EpochSpan:
+    start_and_epoch = _ints(value, list[int])
+    if len(start_and_epoch) != 2:  # noqa: PLR2004 - [token index, epoch]
+        raise refuse(value, "a [token index, epoch]")
+    return EpochSpan(*start_and_epoch)
+
+
+_HOOKS: Final[tuple[tuple[Any, _Hook], ...]] = (
+    (int, _just(int)),
+    (str, _text),
+    (bool, _just(bool)),
+    (float, _number),
+    (list[int], _ints),
+    (list[float], _floats),
+    (list[dict[str, float]], _top_n),
+    (dict[str, Any], _named_map),
+    (list[Any], _list),
+    (EpochSpan, _epoch_span),
+)
+
+
+def _make_converter() -> cattrs.Converter:
+    converter = cattrs.Converter(detailed_validation=False)
+    for annotation, hook in _HOOKS:
+        converter.register_structure_hook_func(partial(operator.eq, annotation), hook)
+    return converter
+
+
+_converter: Final = _make_converter()
+
+_NONSENSE: Final = (
+    cattrs.BaseValidationError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+)
+
+
+def structure(fields: Mapping[str, Any], into: Any) -> Any:
+    """What a map of a peer's says, checked and typed.
+
+    Args:
+        fields: the map.
+        into: an attrs class.
+
+    Raises:
+        MalformedMessage: if a field has a wrong type, or a required one is missing.
+    """
+    try:
+        return _converter.structure(fields, into)
+    except MalformedMessage:
+        raise
+    except _NONSENSE as error:
+        msg = f"a body that makes no sense: {type(error).__name__} {error!s:.200}"
+        raise MalformedMessage(msg) from None

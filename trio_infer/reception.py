@@ -1,0 +1,226 @@
+"""What comes back for one request: a memory channel of packed bodies, decoded by whoever reads.
+
+The receiving task only puts things in, and notes when they came. Everything that takes time, and
+everything that can go wrong with a body, happens in the task that reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import attrs
+import trio
+
+from .errors import ConnectionLost, RemoteProtocolError
+from .protocol.assembly import Assembler
+from .protocol.conversion import request_failed
+from .protocol.wire import Frame, MalformedMessage
+
+if TYPE_CHECKING:
+    from .exchange import Exchange
+    from .models import Completion
+
+__all__ = ["Reception"]
+
+
+@attrs.frozen
+class _Final:
+    """A final reply, still packed, and when it came."""
+
+    body: Frame
+    at: float
+
+
+@attrs.frozen
+class _Broken:
+    """An end without a final reply; the error is made for each who asks."""
+
+    make_error: Callable[[list[int]], Exception]
+
+
+_Arrival: TypeAlias = Frame | _Final | _Broken
+
+
+class Reception:
+    """The inbox of one request, and what has been read out of it so far.
+
+    Attributes:
+        request_id: the client's number of the request; None before it is handed over.
+        arrived: what the decoded replies hold.
+        completion: the completion, once its final reply was decoded.
+        ended: whether nothing will come any more.
+    """
+
+    __slots__ = (
+        "_asked",
+        "_exchange",
+        "_first_at",
+        "_make_error",
+        "_receive",
+        "_send",
+        "_submitted_at",
+        "_undecoded",
+        "aborted",
+        "arrived",
+        "completion",
+        "ended",
+        "request_id",
+    )
+
+    def __init__(self, exchange: Exchange, asked: Mapping[str, Any]) -> None:
+        self._exchange = exchange
+        self._asked = asked
+        self._send, self._receive = trio.open_memory_channel[_Arrival](math.inf)
+        self._undecoded: list[_Arrival] = []
+        self._submitted_at = 0.0
+        self._first_at: float | None = None
+        self._make_error: Callable[[list[int]], Exception] | None = None
+        self.request_id: int | None = None
+        self.arrived = Assembler()
+        self.completion: Completion | None = None
+        self.ended = False
+        self.aborted = False
+
+    def begin(self, request_id: int) -> None:
+        """The request was handed over just now."""
+        self.request_id = request_id
+        self._submitted_at = trio.current_time()
+
+    @property
+    def _id(self) -> int:
+        if self.request_id is None:
+            msg = "replies come to requests that were handed over"
+            raise RuntimeError(msg)
+        return self.request_id
+
+    # The inbox: called by the receiving task
+
+    def partial(self, body: Frame) -> None:
+        """A partial result came."""
+        if self._first_at is None:
+            self._first_at = trio.current_time()
+        self._put(body)
+
+    def final(self, body: Frame) -> None:
+        """The final reply came; nothing follows."""
+        self._end(_Final(body, trio.current_time()))
+
+    def malformed(self, error: MalformedMessage) -> None:
+        """A reply came that makes no sense; nothing follows."""
+        if error.is_final and not self.aborted:
+            self._exchange.refute()
+        self._end(_Broken(lambda _: RemoteProtocolError(str(error))))
+
+    def lost(self, reason: str) -> None:
+        """The connection is gone; nothing follows."""
+        message = f"the connection was lost with the request in flight: {reason}"
+        self._end(_Broken(lambda tokens: ConnectionLost(message, tokens=tokens)))
+
+    def closed(self) -> None:
+        """The client was closed; nothing follows."""
+        self._end(_Broken(lambda _: trio.ClosedResourceError("the client was closed")))
+
+    def _end(self, arrival: _Arrival) -> None:
+        self.ended = True
+        self._put(arrival)
+
+    def _put(self, arrival: _Arrival) -> None:
+        with contextlib.suppress(trio.BrokenResourceError):  # the reader left in this very tick
+            self._send.send_nowait(arrival)
+
+    # Called by the task that reads
+
+    @property
+    def has_news(self) -> bool:
+        """Whether waiting would return at once."""
+        return (
+            self.has_ended
+            or bool(self._undecoded)
+            or self._receive.statistics().current_buffer_used > 0
+        )
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the end has been decoded."""
+        return self._make_error is not None or self.completion is not None
+
+    def outcome(self) -> Completion:
+        """The completion; or raises what the request ended with instead.
+
+        Raises:
+            trio.WouldBlock: the end has not been decoded yet.
+        """
+        if self._make_error is not None:
+            raise self._make_error(self.arrived.tokens)
+        if self.completion is None:
+            raise trio.WouldBlock
+        return self.completion
+
+    async def wait(self) -> None:
+        """Waits for something to decode. Cancelled, it loses nothing.
+
+        Raises:
+            trio.ClosedResourceError: `close` was called.
+        """
+        self._undecoded.append(await self._receive.receive())
+
+    @trio.lowlevel.enable_ki_protection
+    def close(self) -> None:
+        """Wakes who waits. What has come can still be decoded."""
+        self._collect()
+        self._receive.close()
+
+    @trio.lowlevel.enable_ki_protection
+    def decode(self) -> None:
+        """Decodes what has come."""
+        self._collect()
+        arrivals, self._undecoded = self._undecoded, []
+        for arrival in arrivals:
+            if self.has_ended:
+                return
+            try:
+                self._decode_one(arrival)
+            except MalformedMessage as error:
+                self._fail(error)
+
+    def _collect(self) -> None:
+        try:
+            while True:
+                self._undecoded.append(self._receive.receive_nowait())
+        except (trio.WouldBlock, trio.ClosedResourceError):
+            pass
+
+    def _decode_one(self, arrival: _Arrival) -> None:
+        if isinstance(arrival, _Broken):
+            self._make_error = arrival.make_error
+        elif isinstance(arrival, _Final):
+            self._decode_final(arrival)
+        else:
+            self.arrived.add_partial(arrival)
+
+    def _decode_final(self, final: _Final) -> None:
+        first = self._first_at
+        completion = self.arrived.finish(
+            final.body,
+            request_id=self._id,
+            latency=final.at - self._submitted_at,
+            time_to_first_token=None if first is None else first - self._submitted_at,
+            asked=self._asked,
+            aborted=self.aborted,
+        )
+        if completion.finish_reason == "error":
+            if not self.aborted:
+                self._exchange.refute()
+            self._make_error = lambda _: request_failed(completion)
+        else:
+            self.completion = completion
+
+    def _fail(self, error: MalformedMessage) -> None:
+        """A body made no sense: the request has failed, and is aborted if it still runs."""
+        message = str(error)
+        self._make_error = lambda _: RemoteProtocolError(message)
+        self._exchange.condemn(self._id, finished=self.ended and not self.aborted)
+        self.ended = True

@@ -1,0 +1,160 @@
+"""What a socket is told before it connects or binds: options, and the context it lives in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, TypeAlias
+
+import attrs
+import trio
+import zmq
+
+__all__ = [
+    "DEALER",
+    "LINGER_MS",
+    "ROUTER",
+    "Link",
+    "SocketOptions",
+    "ZmqContext",
+    "check_address",
+    "check_socket_options",
+    "configure",
+    "dispose_context",
+    "make_context",
+]
+
+ZmqContext: TypeAlias = zmq.Context[zmq.Socket[bytes]]
+SocketOptions: TypeAlias = Mapping[int | str, int | bytes]
+
+DEALER: Final = zmq.DEALER
+ROUTER: Final = zmq.ROUTER
+
+LINGER_MS: Final = 500
+"""What is queued at closing gets this long to leave; 0 would lose aborts, -1 hang."""
+
+HANDSHAKE_MS: Final = 10_000
+"""How long a peer may take over ZeroMQ's own handshake."""
+
+_RESERVED: Final = frozenset(
+    {
+        "EVENTS",
+        "FD",
+        "HANDSHAKE_IVL",
+        "HEARTBEAT_IVL",
+        "HEARTBEAT_TIMEOUT",
+        "HEARTBEAT_TTL",
+        "IMMEDIATE",
+        "LINGER",
+        "MAXMSGSIZE",
+        "RCVHWM",
+        "RCVMORE",
+        "RECONNECT_IVL",
+        "RECONNECT_IVL_MAX",
+        "ROUTER_MANDATORY",
+        "ROUTING_ID",
+        "SNDHWM",
+        "TYPE",
+    }
+)
+
+
+@attrs.frozen(kw_only=True)
+class Link:
+    """How a socket treats its connections.
+
+    Attributes:
+        heartbeat_timeout: seconds of silence after which a peer counts as gone.
+        max_message_size: bytes; a larger frame ends the connection.
+        socket_options: further ZeroMQ options, by number or name.
+    """
+
+    heartbeat_timeout: float = 30.0
+    max_message_size: int = 256 * 2**20
+    socket_options: SocketOptions = attrs.field(factory=dict)
+
+
+def make_context() -> ZmqContext:
+    """A ZeroMQ context of one's own, to be ended by `dispose_context`."""
+    return zmq.Context()
+
+
+async def dispose_context(context: ZmqContext) -> None:
+    """Ends a context. Waits, up to `LINGER_MS`, for what its closed sockets have still to send.
+
+    That blocks, so it happens in a worker thread; which touches no socket. To be called shielded:
+    it cannot be cancelled.
+    """
+    await trio.to_thread.run_sync(context.term, limiter=trio.CapacityLimiter(1))
+
+
+def check_address(address: str) -> str:
+    """The address, if it is one that a connection can be watched on.
+
+    Raises:
+        ValueError: for an address without a transport, and for ``inproc``.
+    """
+    scheme, separator, rest = address.partition("://")
+    if not (scheme and separator and rest) or scheme == "inproc":
+        msg = f"{address!r} is no address such as 'tcp://host:5555' or 'ipc:///path'"
+        raise ValueError(msg)
+    return address
+
+
+def check_socket_options(options: object) -> dict[int | str, int | bytes]:
+    """The options, by name or number, if they may be set.
+
+    Raises:
+        TypeError: for what is no mapping.
+        ValueError: for an unknown option, and for one that this package sets by itself.
+    """
+    if options is None:
+        return {}
+    if not isinstance(options, Mapping):
+        msg = f"socket_options must be a mapping, not {type(options).__name__}"
+        raise TypeError(msg)
+    checked = dict(options)
+    for key in checked:
+        option = _option(key)
+        if option.name in _RESERVED:
+            msg = f"socket option {option.name} is set by trio_infer itself"
+            raise ValueError(msg)
+    return checked
+
+
+def _option(key: int | str) -> zmq.SocketOption:
+    try:
+        return zmq.SocketOption[key.upper()] if isinstance(key, str) else zmq.SocketOption(key)
+    except (KeyError, ValueError):
+        msg = f"unknown socket option {key!r}"
+        raise ValueError(msg) from None
+
+
+def configure(socket: zmq.Socket[bytes], socket_type: int, link: Link) -> None:
+    """Sets all options of a socket that is not connected yet.
+
+    Raises:
+        ValueError: if ZeroMQ refuses one of ``link.socket_options``.
+    """
+    for key, value in link.socket_options.items():
+        try:
+            socket.set(_option(key), value)
+        except (zmq.ZMQError, TypeError) as error:
+            msg = f"socket option {key!r}: {error}"
+            raise ValueError(msg) from error
+    timeout_ms = max(1, round(link.heartbeat_timeout * 1000))
+    options: dict[int, int] = {
+        zmq.LINGER: LINGER_MS,
+        zmq.SNDHWM: 0,
+        zmq.RCVHWM: 0,
+        zmq.MAXMSGSIZE: link.max_message_size,
+        zmq.HANDSHAKE_IVL: min(HANDSHAKE_MS, timeout_ms),
+        zmq.HEARTBEAT_IVL: max(1, timeout_ms // 3),
+        zmq.HEARTBEAT_TIMEOUT: timeout_ms,
+    }
+    if socket_type == ROUTER:
+        options[zmq.ROUTER_MANDATORY] = 1
+    else:
+        # Nothing may queue for a peer that is gone, or reach whoever takes its place.
+        options |= {zmq.IMMEDIATE: 1, zmq.RECONNECT_IVL: -1}
+    for option, number in options.items():
+        socket.set(option, number)

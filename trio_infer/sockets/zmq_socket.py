@@ -1,0 +1,273 @@
+"""One ZeroMQ socket, driven through trio's fd wait.
+
+ZeroMQ's descriptor is edge-triggered: it tells once that something happened, and *any* call on the
+socket may be the one to take notice. So whoever touches the socket for another reason than to read
+it looks afterwards whether there is something to read, and if so wakes the reader, which would
+otherwise sleep on an edge that has gone. The reader drains before it waits for the first time.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+import trio
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from ..errors import ConnectError
+from .link import LINGER_MS, configure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ..protocol.wire import Frame, Frames
+    from .link import Link, ZmqContext
+
+__all__ = ["LinkEvent", "NotConnected", "ZmqSocket"]
+
+DRAIN_MESSAGES: Final = 256
+DRAIN_SECONDS: Final = 0.002
+"""After so many messages, or so long, the reader lets other tasks run."""
+
+MAX_FRAMES: Final = 64
+"""Frames of one message that are kept; no message has more than a handful."""
+
+COPY_BELOW: Final = 64 * 1024
+"""Frames smaller than this are cheaper copied than kept in ZeroMQ's own memory."""
+
+
+class LinkEvent(enum.Enum):
+    """What became of the link to a peer."""
+
+    UP = "the peer answered ZeroMQ's handshake"
+    DOWN = "the peer is gone"
+    REFUSED = "nobody listens there"
+    REJECTED = "ZeroMQ's handshake failed"
+
+
+_EVENTS: Final[Mapping[int, LinkEvent]] = {
+    zmq.EVENT_HANDSHAKE_SUCCEEDED: LinkEvent.UP,
+    zmq.EVENT_DISCONNECTED: LinkEvent.DOWN,
+    zmq.EVENT_CLOSED: LinkEvent.REFUSED,
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: LinkEvent.REJECTED,
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: LinkEvent.REJECTED,
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: LinkEvent.REJECTED,
+}
+
+
+class NotConnected(Exception):
+    """There is no connection that the message could go to; none of it was taken."""
+
+
+class ZmqSocket:
+    """A socket of either role, for one task that reads it and any number that send.
+
+    Every method but the two coroutines is synchronous and never blocks.
+
+    Args:
+        socket_type: `DEALER` or `ROUTER`.
+        link: how to treat connections.
+        context: the ZeroMQ context to live in; the socket does not end it.
+
+    Raises:
+        ValueError: if ZeroMQ refuses an option.
+    """
+
+    def __init__(self, socket_type: int, *, link: Link, context: ZmqContext) -> None:
+        self._pid = os.getpid()
+        self._thread = threading.get_ident()
+        self._closed = False
+        self._parked = False
+        self._draining = False
+        self._zmq = context.socket(socket_type)
+        try:
+            configure(self._zmq, socket_type, link)
+        except BaseException:
+            self._zmq.close(0)
+            raise
+        self._fd = int(self._zmq.get(zmq.FD))
+        self._monitor: zmq.Socket[bytes] | None = None
+
+    def connect(self, address: str) -> None:
+        """Starts to connect. What comes of it, `watch` tells.
+
+        Raises:
+            ValueError: if the address is none.
+        """
+        self._check()
+        if self._monitor is None:
+            self._monitor = self._zmq.get_monitor_socket(sum(_EVENTS))
+        try:
+            self._zmq.connect(address)
+        except zmq.ZMQError as error:
+            raise _address_error(address, error) from error
+        self._look()
+
+    def bind(self, address: str) -> str:
+        """Binds, and returns the address with whatever wildcard it had filled in.
+
+        Raises:
+            ValueError: if the address is none.
+            ConnectError: if it cannot be bound, such as when it is taken.
+        """
+        self._check()
+        try:
+            self._zmq.bind(address)
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EADDRINUSE:
+                msg = f"cannot bind {address}: {error}"
+                raise ConnectError(msg) from error
+            raise _address_error(address, error) from error
+        bound: str = self._zmq.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        self._look()
+        return bound
+
+    @trio.lowlevel.enable_ki_protection
+    def send(self, frames: Sequence[Frame]) -> None:
+        """Hands a message to ZeroMQ, whole.
+
+        Raises:
+            NotConnected: if there is no connection, or, for a `ROUTER`, none to that peer.
+            trio.ClosedResourceError: if the socket is closed.
+            RuntimeError: in another thread or process than the socket's own.
+        """
+        self._check()
+        try:
+            self._zmq.send_multipart(frames, zmq.NOBLOCK)
+        except zmq.Again:
+            raise NotConnected from None
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            raise NotConnected from None
+        finally:
+            self._look()
+
+    @trio.lowlevel.enable_ki_protection
+    async def read(self, deliver: Callable[[Frames], None]) -> None:
+        """Passes every message to ``deliver``, until it is cancelled or the socket is closed.
+
+        Cancelling it loses nothing: what was not delivered stays in the socket.
+        """
+        while not self._closed:
+            if self.drain(deliver):
+                self._parked = True
+                try:
+                    await trio.lowlevel.wait_readable(self._fd)
+                except trio.ClosedResourceError:
+                    pass  # woken by hand: an edge may have been missed
+                finally:
+                    self._parked = False
+            else:
+                await trio.lowlevel.checkpoint()
+
+    @trio.lowlevel.enable_ki_protection
+    def drain(self, deliver: Callable[[Frames], None]) -> bool:
+        """Passes what has come to ``deliver``, as far as the budget goes.
+
+        Returns whether nothing was left. Calls from within ``deliver`` do nothing.
+        """
+        if self._draining or self._closed:
+            return True
+        self._draining = True
+        deadline = time.perf_counter() + DRAIN_SECONDS
+        try:
+            for _ in range(DRAIN_MESSAGES):
+                frames = self._receive()
+                if frames is None:
+                    return True
+                deliver(frames)
+                if time.perf_counter() > deadline:
+                    return False
+            return False
+        finally:
+            self._draining = False
+
+    def _receive(self) -> Frames | None:
+        """The next message, or None. Of one with too many frames the first ones."""
+        if self._closed:
+            return None
+        try:
+            frame = self._zmq.recv(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return None
+        frames = [_content(frame)]
+        while frame.more:
+            frame = self._zmq.recv(copy=False)
+            if len(frames) < MAX_FRAMES:
+                frames.append(_content(frame))
+        return frames
+
+    @trio.lowlevel.enable_ki_protection
+    async def watch(self, notice: Callable[[LinkEvent], None]) -> None:
+        """Passes what becomes of a connected socket to ``notice``, until cancelled or closed.
+
+        To be left to run: a monitor that nobody reads stops ZeroMQ's own work after some
+        thousands of events.
+        """
+        self._check()
+        monitor = self._monitor
+        if monitor is None:
+            msg = "connect first: there is nothing to watch yet"
+            raise RuntimeError(msg)
+        fd = int(monitor.get(zmq.FD))
+        while not self._closed:
+            try:
+                message = monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                try:
+                    await trio.lowlevel.wait_readable(fd)
+                except trio.ClosedResourceError:
+                    return
+                continue
+            event = _EVENTS.get(parse_monitor_message(message)["event"])
+            if event is not None:
+                notice(event)
+
+    @trio.lowlevel.enable_ki_protection
+    def close(self, *, linger: bool = True) -> None:
+        """Closes the socket. A task that reads or watches it returns.
+
+        Args:
+            linger: whether what is queued gets `LINGER_MS` to leave, in ZeroMQ's own thread.
+        """
+        if self._closed:
+            return
+        self._check()
+        self._closed = True
+        trio.lowlevel.notify_closing(self._fd)
+        if self._monitor is not None:
+            trio.lowlevel.notify_closing(int(self._monitor.get(zmq.FD)))
+            self._zmq.disable_monitor()
+            self._monitor.close(0)
+        self._zmq.close(LINGER_MS if linger else 0)
+
+    def _look(self) -> None:
+        """Wakes the reader if the call just made took the edge that it waits for."""
+        if self._parked and int(self._zmq.get(zmq.EVENTS)) & zmq.POLLIN:
+            self._parked = False
+            trio.lowlevel.notify_closing(self._fd)
+
+    def _check(self) -> None:
+        if self._closed:
+            msg = "the socket is closed"
+            raise trio.ClosedResourceError(msg)
+        if threading.get_ident() != self._thread:
+            msg = "used from another thread than the one it was opened in"
+            raise RuntimeError(msg)
+        if os.getpid() != self._pid:
+            msg = "used in another process than the one it was opened in"
+            raise RuntimeError(msg)
+
+
+def _content(frame: zmq.Frame) -> Frame:
+    return frame.bytes if len(frame) < COPY_BELOW else frame.buffer
+
+
+def _address_error(address: str, error: zmq.ZMQError) -> Exception:
+    msg = f"{address!r} is no address that ZeroMQ takes, such as 'tcp://host:5555': {error}"
+    return ValueError(msg)

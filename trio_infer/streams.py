@@ -1,0 +1,249 @@
+"""One request, as its caller sees it: a block that it lives in, and a stream of deltas."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import trio
+
+from .errors import LocalProtocolError
+from .models import Completion, TokenDelta
+from .reception import Reception
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    from .exchange import Exchange
+    from .protocol.wire import Submission
+
+__all__ = ["CompletionStream"]
+
+_CLOSED: Final = "the stream is closed"
+_NOT_HANDED_OVER: Final = "the request has not been handed over yet: enter the stream first"
+
+
+class CompletionStream(trio.abc.ReceiveChannel[TokenDelta]):
+    """One request while it runs. Made by `InferenceClient.stream`; to be used in ``async with``.
+
+    Entering the block waits for the connection and hands the request over. Leaving it, in whatever
+    way, ends the request: if it has not finished, ABORT is sent before control moves on. Iterate
+    over the stream, or call `receive`, for `TokenDelta` objects; `result` waits for the whole.
+
+    One task may receive at a time; any task may close it.
+    """
+
+    def __init__(
+        self, exchange: Exchange, submission: Submission, asked: Mapping[str, Any]
+    ) -> None:
+        self._exchange = exchange
+        self._submission: Submission | None = submission
+        self._reception = Reception(exchange, asked)
+        self._entering: trio.CancelScope | None = None
+        self._closed = False
+        self._turn = _Turn(self._reception)
+
+    # The block
+
+    @trio.lowlevel.enable_ki_protection
+    async def __aenter__(self) -> Self:
+        """Hands the request over, once there is a connection.
+
+        Cancelled before that, nothing has been sent.
+
+        Raises:
+            LocalProtocolError: it was entered before.
+            trio.ClosedResourceError: the client is closed, or the stream was meanwhile.
+        """
+        with trio.CancelScope() as self._entering:
+            await trio.lowlevel.checkpoint()
+            await self.hand_over()
+        self._entering = None
+        if self._closed:
+            raise trio.ClosedResourceError(_CLOSED)
+        return self
+
+    @trio.lowlevel.enable_ki_protection
+    async def hand_over(self) -> None:
+        """What entering does, but for the cancel scope that `aclose` ends; used by `generate`."""
+        if self._closed:
+            raise trio.ClosedResourceError(_CLOSED)
+        submission, self._submission = self._submission, None
+        if submission is None:
+            msg = "a stream is entered once: make a new one for each request"
+            raise LocalProtocolError(msg)
+        self._reception.begin(await self._exchange.hand_over(submission, self._reception))
+
+    @trio.lowlevel.enable_ki_protection
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Ends the request. Never waits, so that nothing can replace the caller's exception."""
+        self.close()
+
+    @trio.lowlevel.enable_ki_protection
+    def close(self) -> None:
+        """Ends the request as leaving the block does: at once. May be called again.
+
+        Whoever receives gets `trio.ClosedResourceError`; what has arrived stays in `tokens`.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if self._entering is not None:
+            self._entering.cancel()
+        reception = self._reception
+        reception.close()
+        if reception.request_id is not None and not reception.ended:
+            self._exchange.abandon(reception.request_id)
+
+    async def aclose(self) -> None:
+        """Ends the request, from whichever task. The abort is sent before anything is awaited."""
+        self.close()
+        await trio.lowlevel.checkpoint()
+
+    # What is known
+
+    @property
+    def request_id(self) -> int:
+        """The client's number of the request.
+
+        Raises:
+            LocalProtocolError: it has not been handed over yet.
+        """
+        if self._reception.request_id is None:
+            raise LocalProtocolError(_NOT_HANDED_OVER)
+        return self._reception.request_id
+
+    @property
+    def tokens(self) -> list[int]:
+        """The token ids received so far; once the stream is closed, all that have arrived."""
+        reception = self._reception
+        if self._closed:
+            reception.decode()
+            reception.arrived.take_delta()
+        return reception.arrived.tokens[: reception.arrived.taken]
+
+    @property
+    def finished(self) -> bool:
+        """Whether the request has ended otherwise than by being left: nothing more will arrive.
+
+        Some of what has arrived may still wait to be received.
+        """
+        return self._reception.ended
+
+    @property
+    def completion(self) -> Completion | None:
+        """The completion, if its final reply has arrived and is none of a failure."""
+        self._reception.decode()
+        return self._reception.completion
+
+    # Receiving
+
+    def _reading(self) -> _Turn:
+        if self._closed:
+            raise trio.ClosedResourceError(_CLOSED)
+        if self._reception.request_id is None:
+            raise LocalProtocolError(_NOT_HANDED_OVER)
+        return self._turn
+
+    async def receive(self) -> TokenDelta:
+        """Waits for tokens, and returns all that have arrived since the last call.
+
+        Cancelling it loses nothing and ends nothing: the request belongs to the block.
+
+        Raises:
+            trio.EndOfChannel: the request has finished, and everything was received.
+            RequestFailed: the engine gave up on it.
+            ConnectionLost: the connection broke.
+            RemoteProtocolError: the peer sent what makes no sense; the request was aborted.
+            LocalProtocolError: the stream has not been entered.
+            trio.BusyResourceError: another task is receiving.
+            trio.ClosedResourceError: the stream or the client was closed.
+        """
+        with self._reading() as reception:
+            if reception.has_news:
+                await trio.lowlevel.checkpoint()
+            else:
+                await reception.wait()
+            while (delta := _next_delta(reception)) is None:
+                await reception.wait()
+            return delta
+
+    def receive_nowait(self) -> TokenDelta:
+        """As `receive`, without waiting.
+
+        Raises:
+            trio.WouldBlock: nothing has arrived.
+        """
+        with self._reading() as reception:
+            delta = _next_delta(reception)
+        if delta is None:
+            raise trio.WouldBlock
+        return delta
+
+    async def result(self) -> Completion:
+        """Waits for the end of the request; what was not received goes to `tokens`.
+
+        Cancelling it loses nothing and ends nothing. Raises what `receive` does, but for the end.
+        """
+        with self._reading() as reception:
+            return await _result(reception)
+
+    async def finish_early(self) -> Completion:
+        """Aborts the request, and waits for the engine's final reply: the completion so far.
+
+        Its ``finish_reason`` is then ``"abort"``; that of a request that has finished already is
+        what it is. While the engines are paused no reply comes. Cancelled, the request stays
+        aborted, and `result` may be awaited again. Raises what `receive` does, but for the end.
+        """
+        with self._reading() as reception:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            if not (reception.ended or reception.aborted):
+                self._exchange.finish_early(self.request_id)
+                reception.aborted = True
+            return await _result(reception)
+
+
+class _Turn:
+    """Lets one task at a time read."""
+
+    __slots__ = ("_reception", "_taken")
+
+    def __init__(self, reception: Reception) -> None:
+        self._reception = reception
+        self._taken = False
+
+    def __enter__(self) -> Reception:
+        if self._taken:
+            msg = "another task is receiving from this stream"
+            raise trio.BusyResourceError(msg)
+        self._taken = True
+        return self._reception
+
+    def __exit__(self, *_: object) -> None:
+        self._taken = False
+
+
+def _next_delta(reception: Reception) -> TokenDelta | None:
+    """What has come since the last delta; None if the next is still to come."""
+    reception.decode()
+    delta = reception.arrived.take_delta()
+    if delta is None and reception.has_ended:
+        reception.outcome()
+        raise trio.EndOfChannel
+    return delta
+
+
+async def _result(reception: Reception) -> Completion:
+    if reception.has_news:
+        await trio.lowlevel.checkpoint()
+    reception.decode()
+    while not reception.has_ended:
+        await reception.wait()
+        reception.decode()
+    reception.arrived.take_delta()
+    return reception.outcome()

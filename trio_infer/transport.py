@@ -1,0 +1,242 @@
+"""Connections to a coordinator, one after another: handshake, epochs, loss.
+
+A connection is a new socket, and so a new routing id: the coordinator answers each one's CONNECT,
+and nothing of an old one can reach whoever took its place. ZeroMQ's own reconnection is off.
+
+=========== ========================== =======================================================
+state       left when                  then
+=========== ========================== =======================================================
+linking     ZeroMQ's handshake ends    CONNECT is sent; *greeted*
+greeted     CONNECT_ACK comes          *up*: requests may be handed over
+up          the link breaks            *down*: nothing is sent any more; what has come is drained
+down        drained                    the floor above is told; closed; after a pause, *linking*
+=========== ========================== =======================================================
+
+From every state a broken link, or too long a silence, leads to *down*.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import random
+from typing import TYPE_CHECKING, Final, Protocol
+
+import attrs
+import trio
+
+from .protocol.dialects import Kind
+from .protocol.wire import ClientCodec, Frames, MalformedMessage, ServerMessage
+from .sockets import DEALER, Link, LinkEvent, NotConnected, ZmqContext, ZmqSocket
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["Listener", "Transport"]
+
+_log: Final = logging.getLogger("trio_infer")
+
+LINK_SECONDS: Final = 10.0
+"""How long one attempt may take to reach the peer, before a new one is made."""
+
+BACKOFF_SECONDS: Final = (0.05, 2.0)
+"""The pause before the first new attempt, and the longest."""
+
+
+class Listener(Protocol):
+    """The floor above, which hears what comes over a connection and what becomes of it."""
+
+    def on_message(self, message: ServerMessage) -> None:
+        """A message came. Must not raise."""
+
+    def on_malformed(self, error: MalformedMessage) -> None:
+        """Something came that is no message. Must not raise."""
+
+    def on_lost(self, reason: str) -> None:
+        """The connection over which requests were handed over is gone. Must not raise."""
+
+
+class _State(enum.Enum):
+    LINKING = enum.auto()
+    GREETED = enum.auto()
+    UP = enum.auto()
+    DOWN = enum.auto()
+
+
+def backoff() -> Iterator[float]:
+    """Pauses between attempts: doubling, bounded, and jittered so that clients do not march."""
+    pause, longest = BACKOFF_SECONDS
+    while True:
+        yield pause * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+        pause = min(2 * pause, longest)
+
+
+@attrs.define(eq=False)
+class _Connection:
+    """One epoch: one socket, from its connecting to its end."""
+
+    socket: ZmqSocket
+    codec: ClientCodec
+    listener: Listener
+    state: _State = _State.LINKING
+    reason: str = "no answer"
+    changed: trio.Event = attrs.field(factory=trio.Event)
+
+    def move(self, state: _State) -> None:
+        if self.state is not _State.DOWN:
+            self.state = state
+            self.changed.set()
+            self.changed = trio.Event()
+
+    def fail(self, reason: str) -> None:
+        if self.state is not _State.DOWN:
+            self.reason = reason
+            self.move(_State.DOWN)
+
+    def notice(self, event: LinkEvent) -> None:
+        if event is not LinkEvent.UP:
+            self.fail(event.value)
+        elif self.state is _State.LINKING:
+            try:
+                self.socket.send(self.codec.connect())
+            except NotConnected:
+                self.fail(LinkEvent.DOWN.value)
+            else:
+                self.move(_State.GREETED)
+
+    def deliver(self, frames: Frames) -> None:
+        try:
+            message = self.codec.decode(frames)
+        except MalformedMessage as error:
+            self.listener.on_malformed(error)
+            return
+        if message.kind is Kind.CONNECT_ACK and self.state is _State.GREETED:
+            self.move(_State.UP)
+        else:
+            self.listener.on_message(message)
+
+    def send(self, frames: Frames) -> None:
+        if self.state is not _State.UP:
+            raise NotConnected
+        try:
+            self.socket.send(frames)
+        except NotConnected:
+            self.fail(LinkEvent.DOWN.value)
+            raise
+
+    async def wait_while(self, *states: _State) -> None:
+        while self.state in states:
+            await self.changed.wait()
+
+    async def live(self, *, patience: float, came_up: Callable[[], None]) -> None:
+        """Sees the connection up, and returns once it is down and drained."""
+        with trio.move_on_after(min(LINK_SECONDS, patience)):
+            await self.wait_while(_State.LINKING)
+        if self.state is _State.GREETED:
+            # Patiently: a coordinator that acks a client who has gone crashes.
+            with trio.move_on_after(patience):
+                await self.wait_while(_State.GREETED)
+        if self.state is _State.UP:
+            came_up()
+            await self.wait_while(_State.UP)
+        else:
+            self.fail("it did not answer the handshake")
+        while not self.socket.drain(self.deliver):
+            await trio.lowlevel.checkpoint()
+
+
+@attrs.define(eq=False)
+class Transport:
+    """The way to one coordinator, over as many connections as it takes.
+
+    Attributes:
+        connections: how many times a handshake succeeded.
+        reason: why the last attempt or connection ended.
+    """
+
+    address: str
+    codec: ClientCodec
+    link: Link
+    context: ZmqContext
+    listener: Listener
+    connections: int = 0
+    reason: str = "no answer"
+    _current: _Connection | None = None
+    _closed: bool = False
+    _turned: trio.Event = attrs.field(factory=trio.Event)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether a request can be handed over now."""
+        return self._current is not None and self._current.state is _State.UP
+
+    def send(self, frames: Frames) -> None:
+        """Hands a message to the connection, whole.
+
+        Raises:
+            NotConnected: if there is none; nothing was taken.
+        """
+        if self._current is None:
+            raise NotConnected
+        self._current.send(frames)
+
+    async def wait_up(self) -> None:
+        """Returns when a connection is up, at once if one is.
+
+        Raises:
+            trio.ClosedResourceError: the transport was closed.
+        """
+        while not self.is_up:
+            if self._closed:
+                msg = "the client is closed"
+                raise trio.ClosedResourceError(msg)
+            await self._turned.wait()
+
+    async def wait_answered(self) -> None:
+        """Returns when no answer to a CONNECT is owed, at once if none is."""
+        if self._current is not None:
+            await self._current.wait_while(_State.GREETED)
+
+    def refuse(self) -> None:
+        """Lets nobody wait for a connection any more; the present one goes on."""
+        self._closed = True
+        self._turn()
+
+    def _turn(self) -> None:
+        self._turned.set()
+        self._turned = trio.Event()
+
+    def _came_up(self) -> None:
+        self.connections += 1
+        _log.debug("connected to %s", self.address)
+        self._turn()
+
+    @trio.lowlevel.enable_ki_protection
+    async def run(self) -> None:
+        """Keeps up a connection, until it is cancelled."""
+        pauses = backoff()
+        while True:
+            before = self.connections
+            await self._connect_once()
+            if self.connections > before:
+                pauses = backoff()
+            await trio.sleep(next(pauses))
+
+    async def _connect_once(self) -> None:
+        socket = ZmqSocket(DEALER, link=self.link, context=self.context)
+        connection = self._current = _Connection(socket, self.codec, self.listener)
+        was_up = self.connections
+        try:
+            socket.connect(self.address)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(socket.watch, connection.notice)
+                nursery.start_soon(socket.read, connection.deliver)
+                await connection.live(patience=self.link.heartbeat_timeout, came_up=self._came_up)
+                nursery.cancel_scope.cancel()
+        finally:
+            connection.fail("closed")
+            self.reason = connection.reason
+            self._current = None
+            socket.close()
+            if self.connections > was_up:
+                self.listener.on_lost(self.reason)
