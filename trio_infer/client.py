@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from .background import Background
 from .lifetime import Lifetime
 from .models.sampling_params import to_sampling_params
 from .models.scalars import to_float, to_int, to_text
 from .protocol.dialects import Dialect, resolve_dialect
 from .protocol.prompt import Prompt, coerce_prompt
 from .protocol.wire import ClientCodec
+from .request import Request
 from .sockets import (
     Link,
     SocketOptions,
@@ -68,7 +70,7 @@ def open_client(
     """
     link = Link(
         heartbeat_timeout=_seconds(heartbeat_timeout, "heartbeat_timeout", least=0.001),
-        max_message_size=to_int(max_message_size, "max_message_size"),
+        max_message_size=_bytes(max_message_size, "max_message_size"),
         socket_options=check_socket_options(socket_options),
     )
     return _OpenClient(
@@ -89,6 +91,14 @@ def _seconds(value: float, name: str, *, least: float = 0.0) -> float:
         msg = f"{name} must be at least {least} seconds, not {seconds}"
         raise ValueError(msg)
     return seconds
+
+
+def _bytes(value: int, name: str) -> int:
+    size = to_int(value, name)
+    if size < 1:
+        msg = f"{name} must be at least 1 byte, not {size}"
+        raise ValueError(msg)
+    return size
 
 
 class InferenceClient(trio.abc.AsyncResource):
@@ -128,8 +138,7 @@ class InferenceClient(trio.abc.AsyncResource):
             RemoteProtocolError: the reply makes no sense.
             trio.ClosedResourceError: the client is closed.
         """
-        stream = self._make_stream(prompt, sampling_params, streaming=False)
-        return await _run(stream)
+        return await self._make_request(prompt, sampling_params, streaming=False).run()
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | SupportsSerialize | None = None
@@ -143,22 +152,22 @@ class InferenceClient(trio.abc.AsyncResource):
         Raises:
             TypeError, ValueError: for a wrong argument.
         """
-        return self._make_stream(prompt, sampling_params, streaming=True)
+        return CompletionStream(self._make_request(prompt, sampling_params, streaming=True))
 
-    def _make_stream(
+    def _make_request(
         self,
         prompt: Prompt,
         sampling_params: SamplingParams | SupportsSerialize | None,
         *,
         streaming: bool,
-    ) -> CompletionStream:
+    ) -> Request:
         params = to_sampling_params(sampling_params)
         if params.do_kv_handoff:
             msg = "do_kv_handoff is none of the parameters of an ordinary request"
             raise ValueError(msg)
         asked = params.serialize() | {"streaming": streaming}
         submission = self._codec.prepare(coerce_prompt(prompt), asked)
-        return CompletionStream(self._exchange, submission, asked)
+        return Request(self._exchange, submission, asked)
 
     def statistics(self) -> ClientStatistics:
         """The counters as they stand."""
@@ -173,15 +182,6 @@ class InferenceClient(trio.abc.AsyncResource):
         """
         await self._lifetime.leave()
         await trio.lowlevel.checkpoint()
-
-
-@trio.lowlevel.enable_ki_protection
-async def _run(stream: CompletionStream) -> Completion:
-    await stream.hand_over()
-    try:
-        return await stream.result()
-    finally:
-        stream.close()
 
 
 class _OpenClient:
@@ -208,6 +208,7 @@ class _OpenClient:
         self._connect_timeout = connect_timeout
         self._close_timeout = close_timeout
         self._lifetime: Lifetime | None = None
+        self._background = Background()
 
     @trio.lowlevel.enable_ki_protection
     async def __aenter__(self) -> InferenceClient:
@@ -222,38 +223,27 @@ class _OpenClient:
             context=self._context,
             close_timeout=self._close_timeout,
         )
-        self._nursery = trio.open_nursery()
-        nursery = await self._nursery.__aenter__()
+        nursery = await self._background.open()
         try:
-            nursery.start_soon(lifetime.serve)
+            nursery.start_soon(lifetime.serve)  # noqa: ASYNC113 - connect waits for its work
             await lifetime.connect(self._connect_timeout)
-        except BaseException:
-            await self._end(lifetime)
+        except BaseException as error:
+            await self._end(lifetime, error)  # noqa: ASYNC102 - shielded and bounded inside
             raise
         return InferenceClient(lifetime, address=self._address, codec=self._codec)
 
     @trio.lowlevel.enable_ki_protection
-    async def __aexit__(
+    async def __aexit__(  # noqa: ASYNC910 - a client that closed before is left at once
         self,
         exc_type: type[BaseException] | None,
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
         if self._lifetime is not None:
-            await self._end(self._lifetime)
+            await self._end(self._lifetime, exc_value)  # noqa: ASYNC102 - shielded, bounded
 
-    async def _end(self, lifetime: Lifetime) -> None:
+    async def _end(self, lifetime: Lifetime, error: BaseException | None) -> None:
         try:
             await lifetime.leave()
         finally:
-            try:
-                await self._nursery.__aexit__(None, None, None)
-            except BaseExceptionGroup as group:
-                raise _bare(group) from None
-
-
-def _bare(error: BaseException) -> BaseException:
-    """The one exception that a group of one holds, through however many groups."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
+            await self._background.close(error)  # noqa: ASYNC102 - waits for what has ended

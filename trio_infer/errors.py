@@ -18,7 +18,8 @@ and a cancelled scope raises `trio.Cancelled`, which nothing here replaces.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -96,3 +97,8 @@ class RequestFailed(InferenceError):
         super().__init__(message)
         self.completion = completion
         self.retryable = retryable
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An exception is rebuilt from its args alone, which lack what is required here.
+        make = partial(type(self), completion=self.completion, retryable=self.retryable)
+        return make, self.args, self.__dict__

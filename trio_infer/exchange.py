@@ -83,7 +83,7 @@ class Exchange:
             trio.ClosedResourceError: the client is closed.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        while True:
+        while True:  # noqa: ASYNC913 - what goes round waits in _wait_up
             if not self._transport.is_up or self._leaving:
                 await self._wait_up()
             request_id = self._session.reserve_id()

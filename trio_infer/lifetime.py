@@ -98,7 +98,7 @@ class Lifetime:
             self._tell_what_is_owed()
         finally:
             try:
-                await self._close()
+                await self._close()  # noqa: ASYNC102 - shielded and bounded inside
             finally:
                 self._left.set()
 

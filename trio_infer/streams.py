@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import trio
 
 from .errors import LocalProtocolError
-from .models import Completion, TokenDelta
-from .reception import Reception
+from .models import TokenDelta
+from .request import CLOSED
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from types import TracebackType
 
-    from .exchange import Exchange
-    from .protocol.wire import Submission
+    from .models import Completion
+    from .reception import Reception
+    from .request import Request
 
 __all__ = ["CompletionStream"]
 
-_CLOSED: Final = "the stream is closed"
 _NOT_HANDED_OVER: Final = "the request has not been handed over yet: enter the stream first"
 
 
@@ -33,15 +32,11 @@ class CompletionStream(trio.abc.ReceiveChannel[TokenDelta]):
     One task may receive at a time; any task may close it.
     """
 
-    def __init__(
-        self, exchange: Exchange, submission: Submission, asked: Mapping[str, Any]
-    ) -> None:
-        self._exchange = exchange
-        self._submission: Submission | None = submission
-        self._reception = Reception(exchange, asked)
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._reception = request.reception
+        self._turn = _Turn(request.reception)
         self._entering: trio.CancelScope | None = None
-        self._closed = False
-        self._turn = _Turn(self._reception)
 
     # The block
 
@@ -57,22 +52,11 @@ class CompletionStream(trio.abc.ReceiveChannel[TokenDelta]):
         """
         with trio.CancelScope() as self._entering:
             await trio.lowlevel.checkpoint()
-            await self.hand_over()
+            await self._request.hand_over()
         self._entering = None
-        if self._closed:
-            raise trio.ClosedResourceError(_CLOSED)
+        if self._request.closed:
+            raise trio.ClosedResourceError(CLOSED)
         return self
-
-    @trio.lowlevel.enable_ki_protection
-    async def hand_over(self) -> None:
-        """What entering does, but for the cancel scope that `aclose` ends; used by `generate`."""
-        if self._closed:
-            raise trio.ClosedResourceError(_CLOSED)
-        submission, self._submission = self._submission, None
-        if submission is None:
-            msg = "a stream is entered once: make a new one for each request"
-            raise LocalProtocolError(msg)
-        self._reception.begin(await self._exchange.hand_over(submission, self._reception))
 
     @trio.lowlevel.enable_ki_protection
     async def __aexit__(
@@ -90,15 +74,9 @@ class CompletionStream(trio.abc.ReceiveChannel[TokenDelta]):
 
         Whoever receives gets `trio.ClosedResourceError`; what has arrived stays in `tokens`.
         """
-        if self._closed:
-            return
-        self._closed = True
+        self._request.close()
         if self._entering is not None:
             self._entering.cancel()
-        reception = self._reception
-        reception.close()
-        if reception.request_id is not None and not reception.ended:
-            self._exchange.abandon(reception.request_id)
 
     async def aclose(self) -> None:
         """Ends the request, from whichever task. The abort is sent before anything is awaited."""
@@ -122,7 +100,7 @@ class CompletionStream(trio.abc.ReceiveChannel[TokenDelta]):
     def tokens(self) -> list[int]:
         """The token ids received so far; once the stream is closed, all that have arrived."""
         reception = self._reception
-        if self._closed:
+        if self._request.closed:
             reception.decode()
             reception.arrived.take_delta()
         return reception.arrived.tokens[: reception.arrived.taken]
@@ -144,8 +122,8 @@ class CompletionStream(trio.abc.ReceiveChannel[TokenDelta]):
     # Receiving
 
     def _reading(self) -> _Turn:
-        if self._closed:
-            raise trio.ClosedResourceError(_CLOSED)
+        if self._request.closed:
+            raise trio.ClosedResourceError(CLOSED)
         if self._reception.request_id is None:
             raise LocalProtocolError(_NOT_HANDED_OVER)
         return self._turn
@@ -190,8 +168,8 @@ class CompletionStream(trio.abc.ReceiveChannel[TokenDelta]):
 
         Cancelling it loses nothing and ends nothing. Raises what `receive` does, but for the end.
         """
-        with self._reading() as reception:
-            return await _result(reception)
+        with self._reading():
+            return await self._request.result()
 
     async def finish_early(self) -> Completion:
         """Aborts the request, and waits for the engine's final reply: the completion so far.
@@ -200,12 +178,8 @@ class CompletionStream(trio.abc.ReceiveChannel[TokenDelta]):
         what it is. While the engines are paused no reply comes. Cancelled, the request stays
         aborted, and `result` may be awaited again. Raises what `receive` does, but for the end.
         """
-        with self._reading() as reception:
-            await trio.lowlevel.checkpoint_if_cancelled()
-            if not (reception.ended or reception.aborted):
-                self._exchange.finish_early(self.request_id)
-                reception.aborted = True
-            return await _result(reception)
+        with self._reading():
+            return await self._request.finish_early()
 
 
 class _Turn:
@@ -236,14 +210,3 @@ def _next_delta(reception: Reception) -> TokenDelta | None:
         reception.outcome()
         raise trio.EndOfChannel
     return delta
-
-
-async def _result(reception: Reception) -> Completion:
-    if reception.has_news:
-        await trio.lowlevel.checkpoint()
-    reception.decode()
-    while not reception.has_ended:
-        await reception.wait()
-        reception.decode()
-    reception.arrived.take_delta()
-    return reception.outcome()

@@ -124,7 +124,7 @@ class _Connection:
             self.fail(LinkEvent.DOWN.value)
             raise
 
-    async def wait_while(self, *states: _State) -> None:
+    async def wait_while(self, *states: _State) -> None:  # noqa: ASYNC910 - may not have to wait
         while self.state in states:
             await self.changed.wait()
 
@@ -180,7 +180,7 @@ class Transport:
             raise NotConnected
         self._current.send(frames)
 
-    async def wait_up(self) -> None:
+    async def wait_up(self) -> None:  # noqa: ASYNC910 - may not have to wait
         """Returns when a connection is up, at once if one is.
 
         Raises:
@@ -192,7 +192,7 @@ class Transport:
                 raise trio.ClosedResourceError(msg)
             await self._turned.wait()
 
-    async def wait_answered(self) -> None:
+    async def wait_answered(self) -> None:  # noqa: ASYNC910 - may not have to wait
         """Returns when no answer to a CONNECT is owed, at once if none is."""
         if self._current is not None:
             await self._current.wait_while(_State.GREETED)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, SupportsIndex
 
 from .scalars import plain, to_float, to_int, to_text
 
@@ -55,7 +55,12 @@ def freeze(value: object, name: str) -> Any:
         return value
     if isinstance(value, str):
         return to_text(value, name)
-    return to_float(value, name) if isinstance(value, float) else to_int(value, name)
+    if isinstance(value, float):
+        return to_float(value, name)
+    if isinstance(value, SupportsIndex):
+        return to_int(value, name)
+    msg = f"{name} must be of what MessagePack can carry, not {type(value).__name__}"
+    raise TypeError(msg)
 
 
 def thaw(value: Any) -> Any:

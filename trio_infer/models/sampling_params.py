@@ -26,8 +26,8 @@ class SupportsSerialize(Protocol):
 _Normalizer: TypeAlias = Callable[[object, str], Any]
 
 
-def _field(default: Any, normalize: _Normalizer) -> Any:
-    return attrs.field(default=default, metadata={"normalize": normalize})
+def _field(default: Any, normalize: _Normalizer, *, shown: bool = True) -> Any:
+    return attrs.field(default=default, metadata={"normalize": normalize}, repr=shown)
 
 
 def _count(least: int) -> _Normalizer:
@@ -118,7 +118,7 @@ class SamplingParams:
     num_tokens_total: int | None = _field(None, _optional(_count(0)))
     termination_id: int | None = _field(None, _optional(to_int))
     top_n_logprobs: int = _field(0, _count(0))
-    return_prompt_top_n_logprobs: bool = _field(default=False, normalize=to_flag)
+    _return_prompt_top_n_logprobs: bool = _field(default=False, normalize=to_flag, shown=False)
     add_BOS: bool = _field(default=False, normalize=to_flag)
     stop_words: Sequence[str] | None = _field(None, _optional(_stop_words))
     detokenize_stop_sequence: bool = _field(default=False, normalize=to_flag)
@@ -129,18 +129,24 @@ class SamplingParams:
     extra: Mapping[str, Any] = attrs.field(factory=dict, metadata={"normalize": _mapping})
 
     def __attrs_post_init__(self) -> None:
-        for name, normalize in _NORMALIZERS:
-            object.__setattr__(self, name, normalize(getattr(self, name), name))
+        for attribute, name, normalize in _NORMALIZERS:
+            object.__setattr__(self, attribute, normalize(getattr(self, attribute), name))
         self._check_combinations()
-        if self.return_prompt_top_n_logprobs:
+        if self._return_prompt_top_n_logprobs:
             warnings.warn(
                 "return_prompt_top_n_logprobs is deprecated; leave it out, and set "
                 "skip_prompt_log_probs where the prompt's are not wanted",
                 DeprecationWarning,
                 stacklevel=3,
             )
-        derived = self.top_n_logprobs > 0 and not self.skip_prompt_log_probs
-        object.__setattr__(self, "return_prompt_top_n_logprobs", derived)
+
+    @property
+    def return_prompt_top_n_logprobs(self) -> bool:
+        """Whether the prompt's log probs come with the likeliest tokens: derived from the others.
+
+        What was asked for is kept apart, so that `attrs.evolve` does not ask for it on its own.
+        """
+        return self.top_n_logprobs > 0 and not self.skip_prompt_log_probs
 
     def _check_combinations(self) -> None:
         complaint = next((text for check, text in _REFUSALS if check(self)), None)
@@ -157,9 +163,10 @@ class SamplingParams:
 
 
 _NORMALIZERS: Final = tuple(
-    (field.name, field.metadata["normalize"]) for field in attrs.fields(SamplingParams)
+    (field.name, field.name.removeprefix("_"), field.metadata["normalize"])
+    for field in attrs.fields(SamplingParams)
 )
-FIELD_NAMES: Final = tuple(name for name, _ in _NORMALIZERS if name != "extra")
+FIELD_NAMES: Final = tuple(name for _, name, _ in _NORMALIZERS if name != "extra")
 
 _REFUSALS: Final[tuple[tuple[Callable[[SamplingParams], bool], str], ...]] = (
     (
@@ -175,7 +182,7 @@ _REFUSALS: Final[tuple[tuple[Callable[[SamplingParams], bool], str], ...]] = (
         "top_n_logprobs wants return_log_probs=True as well",
     ),
     (
-        lambda p: p.return_prompt_top_n_logprobs and p.skip_prompt_log_probs,
+        lambda p: p._return_prompt_top_n_logprobs and p.skip_prompt_log_probs,  # noqa: SLF001
         "return_prompt_top_n_logprobs and skip_prompt_log_probs exclude each other",
     ),
     (

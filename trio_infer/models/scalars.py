@@ -48,7 +48,7 @@ def to_int(value: object, name: str) -> int:
         msg = f"{name} must be an int, not {type(value).__name__}"
         raise TypeError(msg)
     if not INT64_MIN <= number <= INT64_MAX:
-        msg = f"{name} must fit signed 64 bits, and {number} does not"
+        msg = f"{name} must fit signed 64 bits"
         raise ValueError(msg)
     return number
 
@@ -70,7 +70,7 @@ def to_float(value: object, name: str) -> float:
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        msg = f"{name} must be finite, and not too large, unlike {item!r:.40}"
+        msg = f"{name} must be finite, and not too large for a float"
         raise ValueError(msg)
     return number
 
@@ -106,4 +106,4 @@ def to_text(value: object, name: str) -> str:
             "decode its bytes with errors='replace' to get rid of it"
         )
         raise ValueError(msg) from None
-    return str(value)
+    return str.__str__(value)  # an enum's own __str__ would say its name, not its value

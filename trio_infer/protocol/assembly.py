@@ -51,6 +51,7 @@ class Assembler:
         count = len(partial.new_tokens)
         log_probs = partial.new_log_probs or []
         top_n = _aligned(partial.new_top_n_logprobs or [], log_probs, count)
+        self._check(count, log_probs, top_n)
         self._append(partial.new_tokens, log_probs, top_n)
 
     def finish(self, body: Frame, **known: Any) -> Completion:
@@ -63,29 +64,32 @@ class Assembler:
         if completion.finish_reason == "error":
             return completion
         seen = len(self.tokens)
-        if completion.generated_tokens[:seen] != self.tokens:
+        tokens = completion.generated_tokens
+        log_probs = completion.generated_log_probs or []
+        top_n = completion.generated_top_n_logprobs or []
+        if tokens[:seen] != self.tokens:
             msg = "a final reply whose tokens contradict the partial results before it"
             raise MalformedMessage(msg)
-        self._append(
-            completion.generated_tokens[seen:],
-            (completion.generated_log_probs or [])[seen:],
-            (completion.generated_top_n_logprobs or [])[seen:],
-        )
+        self._check(len(tokens), log_probs, top_n)
+        self._append(tokens[seen:], log_probs[seen:], top_n[seen:])
         return completion
 
-    def _append(
-        self, tokens: list[int], log_probs: list[float], top_n: list[dict[str, float]]
-    ) -> None:
+    def _check(self, count: int, log_probs: list[float], top_n: list[dict[str, float]]) -> None:
+        """Log probs come for each of ``count`` tokens or for none, as they did before."""
         for name, values, before in (
             ("log probs", log_probs, self._log_probs),
             ("top-n log probs", top_n, self._top_n),
         ):
-            if values and len(values) != len(tokens):
-                msg = f"{len(values)} {name} for {len(tokens)} tokens"
+            if (values or before) and len(values) != count:
+                msg = f"{len(values)} {name} for {count} tokens"
                 raise MalformedMessage(msg)
             if values and len(before) != len(self.tokens):
                 msg = f"{name} for some of the tokens only"
                 raise MalformedMessage(msg)
+
+    def _append(
+        self, tokens: list[int], log_probs: list[float], top_n: list[dict[str, float]]
+    ) -> None:
         self.tokens += tokens
         self._log_probs += log_probs
         self._top_n += top_n

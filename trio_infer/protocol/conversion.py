@@ -58,6 +58,8 @@ class FinishedRequest:
 
 _KNOWN: Final = frozenset(field.name for field in attrs.fields(FinishedRequest))
 _NOT_EXTRA: Final = _KNOWN | {"remaining_prompt_tokens"}  # which repeats the whole prompt
+# Cut to the tokens: of a stop word taken off again the engine leaves some of these behind.
+_PER_TOKEN: Final = ("generated_log_probs", "generated_top_n_logprobs")
 _PASSED_ON: Final = _KNOWN - {"request_id", "generated_tokens", "generated_length", "events"}
 
 
@@ -68,9 +70,9 @@ def _unwrapped(value: Any) -> Any:
         if tag == "tensor":
             return content
         if tag == "ndarray":
-            if type(content) is not dict:
-                raise refuse(content, "an ndarray's map")
-            return content.get("data")
+            if type(content) is not dict or "data" not in content:
+                raise refuse(content, "a map with an ndarray's data")
+            return content["data"]
     return value
 
 
@@ -109,6 +111,9 @@ def to_completion(
     tokens = finished.generated_tokens or []
     length = len(tokens) if finished.generated_length is None else finished.generated_length
     passed_on: dict[str, Any] = {name: getattr(finished, name) for name in _PASSED_ON}
+    for name in _PER_TOKEN:
+        if passed_on[name] is not None:
+            passed_on[name] = passed_on[name][: len(tokens)]
     return Completion(
         request_id=request_id,
         engine_request_id=finished.request_id,

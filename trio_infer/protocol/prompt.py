@@ -43,20 +43,14 @@ def _token_ids(prompt: object) -> list[int]:
     if isinstance(prompt, bytes | bytearray | memoryview):
         msg = f"prompt must be str or token ids, not {type(prompt).__name__}: decode it first"
         raise TypeError(msg)
-    if isinstance(prompt, list | tuple | range):
-        items: object = list(prompt)
-    elif isinstance(prompt, SupportsToList):
-        items = prompt.tolist()
-    elif isinstance(prompt, Sequence):
-        items = list(prompt)
-    else:
-        items = None
-    if not isinstance(items, list):
+    items = prompt.tolist() if isinstance(prompt, SupportsToList) else prompt
+    if not isinstance(items, Sequence) or isinstance(items, str | bytes):
         msg = f"prompt must be str or a sequence of token ids, not {type(prompt).__name__}"
         raise TypeError(msg)
-    if all(type(item) is int for item in items):
-        if items and not (min(items) >= INT64_MIN and max(items) <= INT64_MAX):
+    ids = list(items)
+    if all(type(item) is int for item in ids):
+        if ids and not (min(ids) >= INT64_MIN and max(ids) <= INT64_MAX):
             msg = "prompt has a token id that does not fit signed 64 bits"
             raise ValueError(msg)
-        return items
-    return [to_int(item, f"prompt[{index}]") for index, item in enumerate(items)]
+        return ids
+    return [to_int(item, f"prompt[{index}]") for index, item in enumerate(ids)]

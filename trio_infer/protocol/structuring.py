@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, get_args
 
 import cattrs
 
@@ -28,7 +28,7 @@ def refuse(value: object, expected: str) -> MalformedMessage:
 def _just(kind: type) -> _Hook:
     def hook(value: Any, _: Any) -> Any:
         if type(value) is not kind:
-            raise refuse(value, f"a {kind.__name__}")
+            raise refuse(value, kind.__name__)
         return value
 
     return hook
@@ -94,7 +94,10 @@ _HOOKS: Final[tuple[tuple[Any, _Hook], ...]] = (
 def _make_converter() -> cattrs.Converter:
     converter = cattrs.Converter(detailed_validation=False)
     for annotation, hook in _HOOKS:
-        converter.register_structure_hook_func(partial(operator.eq, annotation), hook)
+        if isinstance(annotation, type) and not get_args(annotation):
+            converter.register_structure_hook(annotation, hook)
+        else:
+            converter.register_structure_hook_func(partial(operator.eq, annotation), hook)
     return converter
 
 

@@ -35,6 +35,11 @@ Frames: TypeAlias = list[Frame]
 MAX_METADATA_BYTES: Final = 256
 """The metadata frame of a reply is a header number and a request id: a dozen bytes."""
 
+MAX_NESTING: Final = 64
+"""Levels of lists and maps. MessagePack itself decodes a thousand, which then break `repr`."""
+
+_CONTAINERS: Final = frozenset((list, dict))
+
 _REPLY_SHAPE: Final = (1, 2)
 """Fields behind the header number, and frames."""
 
@@ -90,10 +95,28 @@ def _pack(value: object) -> bytes:
 
 def _unpack(data: Frame) -> Any:
     try:
-        return msgpack.unpackb(data, raw=False)
+        value = msgpack.unpackb(data, raw=False)
     except (ValueError, OverflowError, TypeError, RecursionError, msgpack.OutOfData) as error:
         msg = f"no MessagePack: {error or type(error).__name__}"
         raise MalformedMessage(msg) from None
+    if len(data) > MAX_NESTING and _is_too_deep(value):  # each level takes a byte at least
+        msg = f"nested more than {MAX_NESTING} levels deep"
+        raise MalformedMessage(msg)
+    return value
+
+
+def _is_too_deep(value: Any) -> bool:
+    level = [value] if type(value) in _CONTAINERS else []
+    for _ in range(MAX_NESTING):
+        if not level:
+            return False
+        level = [
+            child
+            for parent in level
+            for child in (parent.values() if type(parent) is dict else parent)
+            if type(child) in _CONTAINERS
+        ]
+    return bool(level)
 
 
 def unpack_map(body: Frame) -> dict[str, Any]:

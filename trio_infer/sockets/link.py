@@ -81,10 +81,13 @@ def make_context() -> ZmqContext:
 async def dispose_context(context: ZmqContext) -> None:
     """Ends a context. Waits, up to `LINGER_MS`, for what its closed sockets have still to send.
 
-    That blocks, so it happens in a worker thread; which touches no socket. To be called shielded:
-    it cannot be cancelled.
+    That blocks, so it happens in a worker thread; which touches no socket. To be called shielded.
     """
-    await trio.to_thread.run_sync(context.term, limiter=trio.CapacityLimiter(1))
+    try:
+        await trio.to_thread.run_sync(context.term, limiter=trio.CapacityLimiter(1))
+    except BaseException:  # Ctrl-C, before the thread has begun
+        context.term()
+        raise
 
 
 def check_address(address: str) -> str:

@@ -148,13 +148,17 @@ class ZmqSocket:
             self._look()
 
     @trio.lowlevel.enable_ki_protection
-    async def read(self, deliver: Callable[[Frames], None]) -> None:
+    async def read(  # noqa: ASYNC910 - a closed socket is read no more
+        self, deliver: Callable[[Frames], None]
+    ) -> None:
         """Passes every message to ``deliver``, until it is cancelled or the socket is closed.
 
         Cancelling it loses nothing: what was not delivered stays in the socket.
         """
         while not self._closed:
-            if self.drain(deliver):
+            if not self.drain(deliver):
+                await trio.lowlevel.checkpoint()
+            elif not self._closed:
                 self._parked = True
                 try:
                     await trio.lowlevel.wait_readable(self._fd)
@@ -162,8 +166,6 @@ class ZmqSocket:
                     pass  # woken by hand: an edge may have been missed
                 finally:
                     self._parked = False
-            else:
-                await trio.lowlevel.checkpoint()
 
     @trio.lowlevel.enable_ki_protection
     def drain(self, deliver: Callable[[Frames], None]) -> bool:
@@ -203,7 +205,9 @@ class ZmqSocket:
         return frames
 
     @trio.lowlevel.enable_ki_protection
-    async def watch(self, notice: Callable[[LinkEvent], None]) -> None:
+    async def watch(  # noqa: ASYNC910 - a closed socket is watched no more
+        self, notice: Callable[[LinkEvent], None]
+    ) -> None:
         """Passes what becomes of a connected socket to ``notice``, until cancelled or closed.
 
         To be left to run: a monitor that nobody reads stops ZeroMQ's own work after some
@@ -222,7 +226,7 @@ class ZmqSocket:
                 try:
                     await trio.lowlevel.wait_readable(fd)
                 except trio.ClosedResourceError:
-                    return
+                    return  # noqa: ASYNC910 - closed
                 continue
             event = _EVENTS.get(parse_monitor_message(message)["event"])
             if event is not None:

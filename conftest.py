@@ -1,0 +1,65 @@
+"""Runs the examples of the README and of the documentation as tests."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+from sybil import Sybil
+from sybil.evaluators.python import PythonEvaluator
+from sybil.parsers.myst import CodeBlockParser
+from sybil.region import Lexeme
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sybil import Example
+
+ADDRESS = "tcp://localhost:5555"
+"""Where the examples expect a coordinator, if they do not bring their own."""
+
+
+@pytest.fixture(scope="module")
+def coordinator_address() -> Iterator[str]:
+    """A coordinator in a thread of its own, at whatever port is free."""
+    started: list[tuple[str, trio.CancelScope, trio.lowlevel.TrioToken]] = []
+    ready = threading.Event()
+
+    async def serve() -> None:
+        from trio_infer.embedded import open_coordinator  # noqa: PLC0415 - few runs want it
+
+        with trio.CancelScope() as scope:
+            async with open_coordinator() as coordinator:
+                started.append((coordinator.address, scope, trio.lowlevel.current_trio_token()))
+                ready.set()
+                await trio.sleep_forever()
+
+    thread = threading.Thread(target=partial(trio.run, serve), daemon=True)
+    thread.start()
+    assert ready.wait(timeout=30)
+    address, scope, token = started[0]
+    yield address
+    token.run_sync_soon(scope.cancel)
+    thread.join(timeout=30)
+
+
+class ExampleEvaluator(PythonEvaluator):
+    """Runs an example against the coordinator that the fixture provides."""
+
+    def __call__(self, example: Example) -> None:
+        """Run the example, with the address of this run's coordinator in it."""
+        address = example.namespace["coordinator_address"]
+        source = example.parsed
+        text = source.replace(ADDRESS, address)
+        example.parsed = Lexeme(text, source.offset, source.line_offset)
+        super().__call__(example)
+
+
+pytest_collect_file = Sybil(
+    parsers=[CodeBlockParser("python", ExampleEvaluator())],
+    patterns=["README.md", "docs/*.md"],
+    fixtures=["coordinator_address"],
+).pytest()

@@ -1,0 +1,61 @@
+"""How Sphinx builds the documentation."""
+
+from __future__ import annotations
+
+from importlib.metadata import version as version_of
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+project = "trio-infer"
+author = "The trio-infer developers"
+release = version = version_of("trio-infer")
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["_build"]
+html_theme = "furo"
+html_title = f"trio-infer {release}"
+
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 3
+
+autoclass_content = "class"
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_default_options = {"members": True, "show-inheritance": True}
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+default_role = "py:obj"  # `Completion` in a docstring is a reference, and one that holds
+
+# Aliases of types, told where they occur.
+nitpick_ignore = [("py:class", name) for name in ("Prompt", "SocketOptions", "ZmqContext")]
+# Every reference into this package has to lead somewhere. Those into others are left as they are,
+# so that the documentation can be built without a network.
+nitpick_ignore_regex = [
+    (r"py:class", r"trio_infer\.protocol\.dialects\.(Framing|Kind)"),  # of the table, not public
+    (r"py:.*", r"(attrs?|cattrs|collections|contextlib|numpy|trio|typing|zmq)\..*"),
+]
+
+# How these are made is no business of those who get them.
+GIVEN = ("InferenceClient", "CompletionStream", "Dialect", "EmbeddedCoordinator")
+
+
+def hide_signature(_app: Sphinx, what: str, name: str, *_: object) -> tuple[str, None] | None:
+    return ("", None) if what == "class" and name.rpartition(".")[2] in GIVEN else None
+
+
+def rejoin_first_line(
+    _app: Sphinx, what: str, _name: str, _obj: object, _options: object, lines: list[str]
+) -> None:
+    # Napoleon takes what stands before a colon in a property's first line for its type.
+    kinds = [line for line in lines if line.startswith(":type: ")]
+    if what == "property" and kinds:
+        lines.remove(kinds[0])
+        lines[0] = f"{kinds[0].removeprefix(':type: ')}: {lines[0]}"
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("autodoc-process-docstring", rejoin_first_line, priority=900)
+    app.connect("autodoc-process-signature", hide_signature)

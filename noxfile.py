@@ -1,0 +1,130 @@
+"""All checks: ``nox``. One of them: ``nox -s tests-3.12``; some: ``nox -t tests -- -k abort``.
+
+Sessions use uv where it is installed and virtualenv where it is not. An interpreter that this
+machine lacks is skipped, never downloaded.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.2.9"
+nox.options.default_venv_backend = "uv|virtualenv"
+nox.options.download_python = "never"
+nox.options.error_on_missing_interpreters = False  # nox would set it wherever CI is set
+
+PYTHONS = ("3.11", "3.12", "3.13")
+RUNNING = f"{sys.version_info.major}.{sys.version_info.minor}"
+PYPROJECT = nox.project.load_toml("pyproject.toml")
+# What flake8-async knows and ruff does not. Everywhere: yields inside nurseries, swallowed
+# cancellation, tasks misused, exception groups taken for exceptions.
+ASYNC_EVERYWHERE = (
+    *("ASYNC101", "ASYNC103", "ASYNC104", "ASYNC112", "ASYNC113", "ASYNC118", "ASYNC119"),
+    *("ASYNC122", "ASYNC123", "ASYNC300", "ASYNC400"),
+)
+# In the library, besides: cleanup does not wait, or is shielded and bounded; nurseries are
+# innermost; every path of an async function checkpoints; every scope and loop can be cancelled.
+ASYNC_LIBRARY = ("ASYNC102", "ASYNC111", "ASYNC120", "ASYNC910", "ASYNC912", "ASYNC913")
+
+
+def group(name: str) -> list[str]:
+    """Return the requirements of one of pyproject.toml's dependency groups."""
+    return list(nox.project.dependency_groups(PYPROJECT, name))
+
+
+def is_python(executable: str, version: str) -> bool:
+    """Tell whether this really runs that Python: the shims of pyenv may do nothing but complain."""
+    program = "import sys; print(*sys.version_info[:2], sep='.')"
+    try:
+        answer = subprocess.run(
+            [executable, "-c", program], capture_output=True, check=False, text=True, timeout=30
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return answer.returncode == 0 and answer.stdout.strip() == version
+
+
+def find_python(version: str) -> str | None:
+    """Find an interpreter: the one running now, on PATH, or among those that pyenv keeps."""
+    if version == RUNNING:
+        return sys.executable
+    name = f"python{version}"
+    places = [Path(place) for place in os.get_exec_path()]
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    places += sorted(
+        (place / "bin" for place in pyenv.glob(f"versions/{version}.*") if is_release(place.name)),
+        key=lambda place: int(place.parent.name.rpartition(".")[2]),
+        reverse=True,
+    )
+    for place in places:
+        executable = shutil.which(name, path=str(place))
+        if executable is not None and is_python(executable, version):
+            return executable
+    return None
+
+
+def is_release(name: str) -> bool:
+    """Tell 3.13.0 from a free-threaded build, an alpha, or a virtual environment."""
+    return name.rpartition(".")[2].isdigit()
+
+
+FOUND = {version: find_python(version) for version in PYTHONS}
+if not any(FOUND.values()):
+    FOUND[RUNNING] = sys.executable  # better than to have tested nothing
+# One Python runs the tests with everything: the one that runs nox, or the newest there is.
+MAIN = RUNNING if RUNNING in FOUND else max((v for v in PYTHONS if FOUND[v]), default=None)
+
+
+def tests(session: nox.Session) -> None:
+    """Run the tests; on one Python under coverage, with its gates."""
+    session.install("-e", ".[cli]", *group("tests"))
+    if session.name != f"tests-{MAIN}" or session.posargs:
+        session.run("python", "-m", "pytest", *session.posargs)
+        return
+    session.run("coverage", "erase")
+    session.run("coverage", "run", "-m", "pytest")
+    session.run("coverage", "combine", "--quiet")
+    session.run("coverage", "report")
+    session.run("coverage", "report", "--include=trio_infer/protocol/*", "--fail-under=100")
+
+
+for version, executable in FOUND.items():
+    nox.session(name=f"tests-{version}", python=executable or version, tags=["tests"])(tests)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style, the habits of async code, and that imports run downward only."""
+    session.install(*group("lint"))
+    session.run("ruff", "check")
+    session.run("ruff", "format", "--check")
+    for codes, directory in (
+        (ASYNC_EVERYWHERE, "tests"),
+        (ASYNC_EVERYWHERE + ASYNC_LIBRARY, "trio_infer"),
+    ):
+        # It takes no directories.
+        files = sorted(str(path) for path in Path(directory).rglob("*.py"))
+        session.run("flake8-async", f"--enable={','.join(codes)}", *files)
+    session.run("lint-imports")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check the types, strictly."""
+    session.install("-e", ".[cli]", *group("types"))
+    session.run("mypy")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the documentation; a warning or a reference that leads nowhere is an error."""
+    session.install("-e", ".[cli]", *group("docs"))
+    session.run(
+        "sphinx-build", "-W", "-n", "--keep-going", "-b", "html", "docs", "docs/_build/html"
+    )

@@ -1,0 +1,454 @@
+"""The life of a connection: coming up, breaking, coming up again. Over real sockets."""
+
+from __future__ import annotations
+
+import socket
+from functools import partial
+from typing import Self
+
+import pytest
+import trio
+import trio.lowlevel
+import trio.testing
+
+from tests.peers import ScriptedCoordinator, scripted_coordinator
+from tests.waiting import until
+from trio_infer import (
+    ConnectionLost,
+    ConnectTimeout,
+    InferenceClient,
+    RemoteProtocolError,
+    RequestFailed,
+    SamplingParams,
+    open_client,
+)
+from trio_infer.protocol.dialects import Kind
+
+LONG = SamplingParams(num_tokens_to_generate=100_000)
+
+
+def free_address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+
+
+# Coming up
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["tcp://127.0.0.1:1", "ipc:///nowhere/socket", "tcp://no-such-host.invalid:5555"],
+)
+async def test_where_nobody_listens_connecting_times_out_with_a_reason(address: str) -> None:
+    with pytest.raises(ConnectTimeout, match=address):
+        async with open_client(address, connect_timeout=0.1):
+            pytest.fail("entered")
+
+
+async def test_a_listener_that_never_acks_makes_connecting_time_out() -> None:
+    async with scripted_coordinator() as coordinator:
+        coordinator.acks = False
+        with pytest.raises(ConnectTimeout):
+            async with open_client(coordinator.address, connect_timeout=0.1, close_timeout=0.1):
+                pytest.fail("entered")
+        assert len(coordinator.connects) == 1
+
+
+async def test_a_client_may_start_before_its_coordinator() -> None:
+    address = free_address()
+    async with trio.open_nursery() as nursery:
+
+        async def generate() -> None:
+            async with open_client(address, connect_timeout=None) as client:
+                assert (await client.generate("hi")).generated_tokens == [1]
+
+        nursery.start_soon(generate)
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        async with scripted_coordinator(address) as coordinator:
+            coordinator.reply(await coordinator.submission(), [1])
+            nursery.start_soon(trio.lowlevel.checkpoint)
+            await until(lambda: not (coordinator.unroutable == 0 and len(nursery.child_tasks) > 0))
+
+
+async def test_cancelled_connecting_waits_for_an_ack_that_is_owed() -> None:
+    """A coordinator that acks a client who has gone crashes."""
+    async with scripted_coordinator() as coordinator:
+        coordinator.acks = False
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+
+                async def connect() -> None:
+                    async with open_client(coordinator.address):
+                        pytest.fail("entered")
+
+                nursery.start_soon(connect)
+                await until(lambda: coordinator.connects)
+                scope.cancel()
+                with trio.CancelScope(shield=True):
+                    await trio.testing.wait_all_tasks_blocked(0.01)
+                    coordinator.send(coordinator.connects[0], coordinator.ack())
+        assert scope.cancelled_caught
+        assert coordinator.unroutable == 0
+
+
+async def test_ipc_works_as_tcp_does() -> None:
+    async with scripted_coordinator("ipc://*") as coordinator:
+        async with open_client(coordinator.address) as client, trio.open_nursery() as nursery:
+            nursery.start_soon(client.generate, "hi")
+            coordinator.reply(await coordinator.submission(), [1])
+
+
+@pytest.mark.parametrize(
+    ("address", "options"),
+    [
+        ("localhost:5555", {}),
+        ("inproc://here", {}),
+        ("tcp://", {}),
+        ("tcp://h:1", {"dialect": "latin"}),
+        ("tcp://h:1", {"dialect": 20}),
+        ("tcp://h:1", {"connect_timeout": -1}),
+        ("tcp://h:1", {"close_timeout": float("nan")}),
+        ("tcp://h:1", {"heartbeat_timeout": 0}),
+        ("tcp://h:1", {"max_message_size": 0}),
+        ("tcp://h:1", {"socket_options": {"IMMEDIATE": 0}}),
+        ("tcp://h:1", {"socket_options": {"NO_SUCH_OPTION": 0}}),
+        ("tcp://h:1", {"socket_options": {-5: 0}}),
+    ],
+)
+def test_a_wrong_argument_is_refused_before_anything_happens(
+    address: str, options: dict[str, object]
+) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        open_client(address, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("address", "options"),
+    [
+        (5555, {}),
+        ("tcp://h:1", {"connect_timeout": "10"}),
+        ("tcp://h:1", {"max_message_size": 1.5}),
+        ("tcp://h:1", {"socket_options": [("SNDTIMEO", 1)]}),
+    ],
+)
+def test_an_argument_of_a_wrong_type_is_refused_before_anything_happens(
+    address: object, options: dict[str, object]
+) -> None:
+    with pytest.raises(TypeError):
+        open_client(address, **options)  # type: ignore[arg-type]
+
+
+async def test_an_address_that_only_zeromq_can_refuse_is_refused_on_entering() -> None:
+    with pytest.raises(ValueError, match="no address"):
+        async with open_client("smoke://signals:1"):
+            pytest.fail("entered")
+
+
+async def test_an_option_value_that_zeromq_refuses_is_refused_on_entering() -> None:
+    with pytest.raises(ValueError, match="SNDBUF"):
+        async with open_client("tcp://127.0.0.1:1", socket_options={"SNDBUF": b"wide"}):
+            pytest.fail("entered")
+
+
+async def test_other_socket_options_are_set() -> None:
+    async with (
+        scripted_coordinator() as coordinator,
+        open_client(coordinator.address, socket_options={"sndbuf": 65536, 12: 65536}),
+    ):
+        pass
+
+
+# Breaking
+
+
+async def test_a_killed_coordinator_ends_every_request_with_the_tokens_so_far(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    async def stream() -> None:
+        with pytest.raises(ConnectionLost) as caught:
+            async with client.stream("hi", LONG) as stream:
+                received = [(await stream.receive()).tokens]
+                received += [delta.tokens async for delta in stream]
+        assert caught.value.tokens == (1, 2)
+        assert [token for tokens in received for token in tokens] == [1, 2]
+
+    async def generate() -> None:
+        with pytest.raises(ConnectionLost) as caught:
+            await client.generate("hi", LONG)
+        assert caught.value.tokens == ()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stream)
+        submission = await coordinator.submission()
+        nursery.start_soon(generate)
+        await coordinator.submission()
+        coordinator.partial(submission, [1, 2])
+        while not client._exchange._session.owners()[0][1]._first_at:  # type: ignore[attr-defined]
+            await trio.lowlevel.checkpoint()
+        coordinator.close()
+    assert coordinator.of(Kind.ABORT_REQUEST) == []
+    statistics = client.statistics()
+    assert (statistics.lost, statistics.aborted, statistics.in_flight) == (2, 0, 0)
+
+
+async def test_the_error_of_a_lost_request_is_raised_each_time_and_after_the_tokens(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    async with client.stream("hi", LONG) as stream:
+        submission = await coordinator.submission()
+        coordinator.partial(submission, [1])
+        await until(lambda: stream._reception._first_at)
+        coordinator.close()
+        await until(lambda: stream.finished)
+        assert (await stream.receive()).tokens == [1]
+        for _ in range(2):
+            with pytest.raises(ConnectionLost):
+                await stream.receive()
+            with pytest.raises(ConnectionLost):
+                stream.receive_nowait()
+            with pytest.raises(ConnectionLost):
+                await stream.result()
+            with pytest.raises(ConnectionLost):
+                await stream.finish_early()
+        assert stream.completion is None
+        assert stream.tokens == [1]
+
+
+async def test_requests_wait_for_a_new_connection_and_then_work() -> None:
+    address = free_address()
+    async with trio.open_nursery() as nursery:
+        async with scripted_coordinator(address) as first, open_client(address) as client:
+            with pytest.raises(ConnectionLost):
+                async with client.stream("lost") as stream:
+                    first.close()
+                    await stream.result()
+            nursery.start_soon(client.generate, "waits")
+            await until(lambda: client.statistics().waiting)
+            async with scripted_coordinator(address) as second:
+                submission = await second.submission()
+                assert submission.message.prompt == "waits"
+                assert submission.id > 0, "ids never restart"
+                second.reply(submission, [1])
+                await until(lambda: client.statistics().completed >= 1)
+                assert [received.kind for received in second.log] == [Kind.SUBMIT_REQUEST]
+                assert client.statistics().connections == 2
+                assert not set(first.connects) & set(second.connects)
+                assert second.unroutable == 0
+
+
+async def test_nothing_of_an_old_connection_reaches_the_new_coordinator() -> None:
+    """Not even what is sent between the death of the old one and its being noticed."""
+    address = free_address()
+    async with scripted_coordinator(address) as first, open_client(address) as client:
+        streams = [client.stream("old", LONG) for _ in range(5)]
+        for stream in streams:
+            await stream.__aenter__()
+        for _ in range(5):
+            await first.submission()
+        first.close()
+        async with scripted_coordinator(address) as second:
+            for stream in streams:
+                await stream.__aexit__(None, None, None)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(client.generate, "new")
+                second.reply(await second.submission(), [1])
+            assert [received.message.prompt for received in second.log] == ["new"]
+    assert first.of(Kind.ABORT_REQUEST) == []
+
+
+async def test_after_the_loss_streams_may_be_left_without_a_word(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    async with client.stream("hi", LONG) as stream:
+        await coordinator.submission()
+        coordinator.close()
+        await until(lambda: stream.finished)
+    assert client.statistics().lost == 1
+
+
+async def test_a_frozen_coordinator_counts_as_gone_after_the_heartbeat_timeout() -> None:
+    """A TCP peer that takes bytes and never answers, behind a ZeroMQ handshake that succeeded."""
+    async with scripted_coordinator() as coordinator, Relay(coordinator.address) as relay:
+        async with open_client(relay.address, heartbeat_timeout=0.2) as client:
+            with pytest.raises(ConnectionLost):
+                async with client.stream("hi", LONG) as stream:
+                    await coordinator.submission()
+                    relay.frozen = True
+                    await stream.result()
+
+
+class Relay:
+    """Passes bytes between a client and a coordinator, until it is told to freeze."""
+
+    def __init__(self, target: str) -> None:
+        host, port = target.removeprefix("tcp://").split(":")
+        self._target = (host, int(port))
+        self.frozen = False
+
+    async def __aenter__(self) -> Self:
+        self._nursery_block = trio.open_nursery()
+        self._nursery = await self._nursery_block.__aenter__()
+        listeners = await self._nursery.start(
+            partial(trio.serve_tcp, self._serve, 0, host="127.0.0.1")
+        )
+        self.address = f"tcp://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._nursery.cancel_scope.cancel()
+        await self._nursery_block.__aexit__(None, None, None)
+
+    async def _serve(self, client: trio.SocketStream) -> None:
+        server = await trio.open_tcp_stream(*self._target)
+        async with client, server, trio.open_nursery() as nursery:
+            nursery.start_soon(self._pump, client, server, nursery)
+            nursery.start_soon(self._pump, server, client, nursery)
+
+    async def _pump(
+        self, source: trio.SocketStream, sink: trio.SocketStream, nursery: trio.Nursery
+    ) -> None:
+        try:
+            async for data in source:
+                if self.frozen:
+                    await trio.sleep_forever()
+                await sink.send_all(data)
+        except trio.BrokenResourceError:
+            pass
+        nursery.cancel_scope.cancel()
+
+
+# What makes no sense
+
+
+async def test_a_failed_request_raises_with_the_engines_reasons(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    event = {
+        "timestamp": 1.0,
+        "type": "ERROR_TRANSIENT",
+        "payload": {"type": "OutOfBlocks", "message": "try again"},
+    }
+    async with client.stream("hi") as stream:
+        submission = await coordinator.submission()
+        coordinator.reply(submission, [], status="FAILED", events=[event])
+        with pytest.raises(RequestFailed, match="OutOfBlocks: try again") as caught:
+            await stream.result()
+        assert caught.value.retryable
+        assert caught.value.completion.finish_reason == "error"
+        with pytest.raises(RequestFailed):
+            await stream.receive()
+    statistics = client.statistics()
+    assert (statistics.failed, statistics.completed, statistics.malformed) == (1, 0, 0)
+
+
+async def test_a_partial_that_makes_no_sense_fails_its_request_and_aborts_it(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    async with client.stream("bad", LONG) as bad, client.stream("good", LONG) as good:
+        bad_submission, good_submission = [await coordinator.submission() for _ in range(2)]
+        coordinator.partial(bad_submission, [1])
+        coordinator.partial(bad_submission, [2], new_tokens="two")
+        coordinator.partial(good_submission, [3])
+        assert (await good.receive()).tokens == [3]
+        assert (await bad.receive()).tokens == [1]
+        with pytest.raises(RemoteProtocolError):
+            await bad.receive()
+        with pytest.raises(RemoteProtocolError):
+            await bad.result()
+        assert (await coordinator.abort()).id == bad_submission.id
+        coordinator.reply(good_submission, [3])
+        await good.result()
+    statistics = client.statistics()
+    assert (statistics.failed, statistics.completed, statistics.malformed) == (1, 1, 1)
+    assert statistics.submitted == 2
+
+
+async def test_a_final_that_makes_no_sense_fails_its_request_without_an_abort(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    async with trio.open_nursery() as nursery:
+
+        async def generate() -> None:
+            with pytest.raises(RemoteProtocolError):
+                await client.generate("hi")
+
+        nursery.start_soon(generate)
+        coordinator.reply(await coordinator.submission(), [], status=7)
+    async with client.stream("marker"):
+        pass
+    await coordinator.submission()
+    assert (await coordinator.abort()).id == 1
+    statistics = client.statistics()
+    assert (statistics.failed, statistics.completed, statistics.malformed) == (1, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("frames", "failed"),
+    [
+        ([b"\x92\x16\x00"], True),  # a partial without its body
+        ([b"\x92\x15\x00", b"\x80", b"\x80"], True),  # a reply with two bodies
+        ([b"\x93\x15\x00\x01", b"\x80"], True),  # a reply with a field too many
+        ([b"\x92\x15\xcb" + bytes(8), b"\x80"], False),  # a float that equals a live id
+        ([b"\x92\x15\xc2", b"\x80"], False),  # a bool that equals a live id
+        ([b"\x91\x63"], False),  # an unknown header
+        ([b"\x91\x14"], False),  # a client's message
+        ([b"\x92\x01\x00"], False),  # an ack with something in it
+        ([b"\xc1"], False),  # no MessagePack
+        ([b""], False),
+        ([b"\x00" * 300], False),
+        ([b"\x91\x01"], False),  # a second ack
+        ([b"\x92\x15\x63", b"\x80"], False),  # a reply to an id never sent
+    ],
+)
+async def test_bad_bytes_cost_at_most_the_request_that_they_name(
+    coordinator: ScriptedCoordinator,
+    client: InferenceClient,
+    frames: list[bytes | memoryview],
+    failed: bool,  # noqa: FBT001 - a table
+) -> None:
+    async with client.stream("named", LONG) as named, client.stream("other", LONG) as other:
+        submission = await coordinator.submission()
+        other_submission = await coordinator.submission()
+        coordinator.send(submission.client, frames)
+        coordinator.reply(other_submission, [1])
+        assert (await other.result()).generated_tokens == [1]
+        if failed:
+            with pytest.raises(RemoteProtocolError):
+                await named.result()
+        else:
+            coordinator.reply(submission, [2])
+            assert (await named.result()).generated_tokens == [2]
+    statistics = client.statistics()
+    assert statistics.malformed + statistics.discarded == 1
+    assert statistics.failed == failed
+
+
+async def test_replies_that_come_twice_are_counted_and_dropped(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    async with client.stream("hi") as stream:
+        submission = await coordinator.submission()
+        coordinator.reply(submission, [1])
+        coordinator.reply(submission, [1])
+        coordinator.send(submission.client, coordinator.partial_frames(submission, [1]))
+        assert (await stream.result()).generated_tokens == [1]
+    async with client.stream("marker") as stream:
+        coordinator.reply(await coordinator.submission(), [1])
+        await stream.result()
+    assert client.statistics().discarded == 2
+
+
+async def test_a_flood_of_nonsense_is_logged_at_a_bounded_rate(
+    coordinator: ScriptedCoordinator,
+    client: InferenceClient,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with client.stream("hi") as stream:
+        submission = await coordinator.submission()
+        for _ in range(5000):
+            coordinator.send(submission.client, [b"\xc1"])
+        coordinator.reply(submission, [1])
+        await stream.result()
+    assert client.statistics().malformed == 5000
+    assert len(caplog.records) < 20

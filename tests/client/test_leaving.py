@@ -1,0 +1,290 @@
+"""Leaving the client: what runs is aborted, the last replies are waited for, then it closes."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+import trio
+import trio.lowlevel
+import trio.testing
+
+from tests.peers import ScriptedCoordinator, scripted_coordinator
+from tests.waiting import until
+from trio_infer import InferenceClient, SamplingParams, open_client
+from trio_infer.embedded import CoordinatorStatistics, EmbeddedCoordinator, open_coordinator
+from trio_infer.protocol.dialects import Kind
+
+LONG = SamplingParams(num_tokens_to_generate=100_000)
+
+
+async def test_leaving_waits_for_the_final_replies(coordinator: ScriptedCoordinator) -> None:
+    coordinator.answers_aborts = False
+    left = trio.Event()
+
+    async def use() -> None:
+        async with open_client(coordinator.address) as client:
+            for _ in range(3):
+                async with client.stream("hi", LONG):
+                    pass
+        left.set()
+        assert client.statistics().undelivered == 0
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(use)
+        aborts = [await coordinator.abort() for _ in range(3)]
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        for abort in aborts:
+            assert not left.is_set()
+            coordinator.reply(abort, [])
+
+
+async def test_leaving_aborts_what_other_tasks_still_run(coordinator: ScriptedCoordinator) -> None:
+    ended: list[str] = []
+
+    async def stream(client: InferenceClient) -> None:
+        async with client.stream("hi", LONG) as stream:
+            with pytest.raises(trio.ClosedResourceError):
+                await stream.receive()
+            with pytest.raises(trio.ClosedResourceError):
+                await stream.result()
+        ended.append("stream")
+
+    async def generate(client: InferenceClient) -> None:
+        with pytest.raises(trio.ClosedResourceError):
+            await client.generate("hi", LONG)
+        ended.append("generate")
+
+    async with trio.open_nursery() as nursery:
+        async with open_client(coordinator.address) as client:
+            nursery.start_soon(stream, client)
+            nursery.start_soon(generate, client)
+            for _ in range(2):
+                await coordinator.submission()
+        assert sorted(coordinator.of(Kind.ABORT_REQUEST)) == [0, 1]
+    assert sorted(ended) == ["generate", "stream"]
+    assert client.statistics().aborted == 2
+
+
+async def test_a_closed_client_refuses_further_requests(coordinator: ScriptedCoordinator) -> None:
+    async with open_client(coordinator.address) as client:
+        await client.aclose()
+        with pytest.raises(trio.ClosedResourceError):
+            await client.generate("hi")
+        with pytest.raises(trio.ClosedResourceError):
+            async with client.stream("hi"):
+                pytest.fail("entered")
+        await client.aclose()
+    assert coordinator.log == []
+
+
+async def test_requests_that_wait_for_the_connection_end_when_the_client_closes() -> None:
+    async with scripted_coordinator() as coordinator, trio.open_nursery() as nursery:
+        async with open_client(coordinator.address) as client:
+            with pytest.raises(Exception, match="lost"):
+                async with client.stream("in flight") as stream:
+                    coordinator.close()
+                    await stream.result()
+
+            async def wait() -> None:
+                with pytest.raises(trio.ClosedResourceError):
+                    await client.generate("waits")
+
+            nursery.start_soon(wait)
+            await until(lambda: client.statistics().waiting)
+
+
+async def test_two_tasks_may_close_at_once(coordinator: ScriptedCoordinator) -> None:
+    coordinator.answers_aborts = False
+    async with open_client(coordinator.address) as client, trio.open_nursery() as nursery:
+        async with client.stream("hi", LONG):
+            submission = await coordinator.submission()
+        nursery.start_soon(client.aclose)
+        nursery.start_soon(client.aclose)
+        await coordinator.abort()
+        coordinator.reply(submission, [])
+    assert client.statistics().undelivered == 0
+
+
+async def test_cancelled_leaving_still_waits_for_the_final_replies(
+    coordinator: ScriptedCoordinator,
+) -> None:
+    coordinator.answers_aborts = False
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+
+            async def use() -> None:
+                async with open_client(coordinator.address) as client:
+                    clients.append(client)
+                    await client.generate("hi", LONG)
+
+            clients: list[InferenceClient] = []
+            nursery.start_soon(use)
+            submission = await coordinator.submission()
+            scope.cancel()
+            with trio.CancelScope(shield=True):
+                assert (await coordinator.abort()).id == submission.id
+                await trio.testing.wait_all_tasks_blocked(0.01)
+                coordinator.reply(submission, [])
+    assert scope.cancelled_caught
+    assert clients[0].statistics().undelivered == 0
+
+
+async def test_cancelled_aclose_closes_and_raises_cancelled(
+    coordinator: ScriptedCoordinator,
+) -> None:
+    async with open_client(coordinator.address) as client:
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await client.aclose()
+        assert scope.cancelled_caught
+        with pytest.raises(trio.ClosedResourceError):
+            await client.generate("hi")
+
+
+async def test_leaving_under_a_coordinator_that_owes_replies_is_bounded_and_told(
+    coordinator: ScriptedCoordinator, caplog: pytest.LogCaptureFixture
+) -> None:
+    coordinator.answers_aborts = False
+    with caplog.at_level(logging.WARNING, "trio_infer"):
+        async with open_client(coordinator.address, close_timeout=0.05) as client:
+            async with client.stream("hi", LONG):
+                pass
+    assert client.statistics().undelivered == 1
+    assert "1 aborted request" in caplog.text
+
+
+async def test_leaving_under_paused_engines_is_bounded() -> None:
+    async with open_coordinator() as coordinator:
+        async with open_client(coordinator.address, close_timeout=0.05) as client:
+            coordinator.pause()
+            async with client.stream("hi", LONG):
+                pass
+        assert client.statistics().undelivered == 1
+        await coordinator.wait_until(lambda: coordinator.statistics().aborts == 1)
+
+
+async def test_aborts_behind_a_backlog_all_arrive() -> None:
+    """Queued data leaves before the socket closes, even where no reply is waited for."""
+    async with scripted_coordinator() as coordinator:
+        coordinator.answers_aborts = False
+        async with open_client(coordinator.address, close_timeout=0) as client:
+            for _ in range(50):
+                async with client.stream([1] * 80_000, LONG):
+                    pass
+        while len(coordinator.of(Kind.ABORT_REQUEST)) < 50:
+            await coordinator.abort()
+    assert client.statistics().undelivered == 50
+
+
+async def test_leaving_leaves_no_thread_no_task_and_no_descriptor(
+    coordinator: ScriptedCoordinator,
+) -> None:
+    async def use() -> None:
+        async with open_client(coordinator.address) as client, client.stream("hi", LONG):
+            pass
+
+    await use()
+    threads, descriptors = threading.active_count(), descriptors_open()
+    tasks = trio.lowlevel.current_statistics().tasks_living
+    for _ in range(10):
+        await use()
+    assert threading.active_count() <= threads
+    assert descriptors_open() <= descriptors
+    assert trio.lowlevel.current_statistics().tasks_living <= tasks
+
+
+def descriptors_open() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+async def test_open_client_opens_once(coordinator: ScriptedCoordinator) -> None:
+    block = open_client(coordinator.address)
+    async with block:
+        pass
+    with pytest.raises(RuntimeError, match="once"):
+        async with block:
+            pytest.fail("entered")
+
+
+# Ctrl-C
+
+
+def interrupt() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_in_the_block_aborts_and_comes_out_bare() -> None:
+    async def main() -> None:
+        async with scripted_coordinator() as coordinator:
+            try:
+                async with open_client(coordinator.address) as client:
+                    clients.append(client)
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(interrupt_when_submitted, coordinator)
+                        async with client.stream("hi", LONG) as stream:
+                            await stream.receive()
+            finally:
+                assert coordinator.of(Kind.ABORT_REQUEST) == [0]
+                assert coordinator.unroutable == 0
+
+    async def interrupt_when_submitted(coordinator: ScriptedCoordinator) -> None:
+        await coordinator.submission()
+        interrupt()
+
+    clients: list[InferenceClient] = []
+    with pytest.RaisesGroup(KeyboardInterrupt, flatten_subgroups=True):
+        trio.run(main)
+    assert clients[0].statistics().undelivered == 0
+
+
+def test_ctrl_c_while_generating_aborts_and_comes_out_bare() -> None:
+    """No nursery of the user's: no ExceptionGroup."""
+
+    async def main() -> None:
+        async with open_coordinator(step_time=0.001) as coordinator:
+            trio.lowlevel.spawn_system_task(interrupt_when_running, coordinator)
+            try:
+                async with open_client(coordinator.address) as client:
+                    await client.generate("hi", LONG)
+            finally:
+                statistics.append(coordinator.statistics())
+
+    async def interrupt_when_running(coordinator: EmbeddedCoordinator) -> None:
+        await coordinator.wait_until(lambda: len(coordinator.running) == 1)
+        interrupt()
+
+    statistics: list[CoordinatorStatistics] = []
+    with pytest.raises(KeyboardInterrupt):
+        trio.run(main)
+    (served,) = statistics
+    assert (served.aborts, served.running, served.unroutable) == (1, 0, 0)
+
+
+def test_a_second_ctrl_c_while_leaving_closes_at_once() -> None:
+    async def main() -> None:
+        async with scripted_coordinator() as coordinator:
+            coordinator.answers_aborts = False
+            try:
+                async with open_client(coordinator.address, close_timeout=60) as client:
+                    clients.append(client)
+                    trio.lowlevel.spawn_system_task(interrupt_when_aborted, coordinator)
+                    async with client.stream("hi", LONG):
+                        pass
+            finally:
+                assert coordinator.of(Kind.ABORT_REQUEST) == [0]
+
+    async def interrupt_when_aborted(coordinator: ScriptedCoordinator) -> None:
+        await coordinator.abort()
+        await trio.testing.wait_all_tasks_blocked()
+        interrupt()
+
+    clients: list[InferenceClient] = []
+    with pytest.raises((KeyboardInterrupt, BaseExceptionGroup)) as info:
+        trio.run(main)
+    if isinstance(info.value, BaseExceptionGroup):  # of the nursery in scripted_coordinator
+        assert info.group_contains(KeyboardInterrupt)
+    assert clients[0].statistics().undelivered == 1

@@ -1,0 +1,182 @@
+"""Client and embedded coordinator together: the first minute, and under stress."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+import trio.lowlevel
+
+from tests.waiting import until
+from trio_infer import (
+    CompletionStream,
+    InferenceClient,
+    RequestFailed,
+    SamplingParams,
+    TokenDelta,
+    open_client,
+)
+from trio_infer.embedded import EmbeddedCoordinator, open_coordinator
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+@pytest.fixture
+async def coordinator() -> AsyncIterator[EmbeddedCoordinator]:
+    async with open_coordinator(engines=2, max_requests=32, seed=7) as coordinator:
+        yield coordinator
+        assert coordinator.statistics().unroutable == 0, "the real one would have crashed"
+        assert coordinator.statistics().malformed == 0
+
+
+@pytest.fixture
+async def client(coordinator: EmbeddedCoordinator) -> AsyncIterator[InferenceClient]:
+    async with open_client(coordinator.address) as client:
+        yield client
+
+
+greedy = partial(SamplingParams, top_k=1, num_tokens_to_generate=40)
+
+
+async def read(stream: CompletionStream) -> list[TokenDelta]:
+    return [delta async for delta in stream]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        greedy(),
+        greedy(streaming_interval=7),
+        greedy(stop_words=["value"]),
+        greedy(stop_words=[" the "], return_log_probs=True, top_n_logprobs=1),  # at once
+        greedy(stop_words=[" the "], detokenize_stop_sequence=True),
+        greedy(return_log_probs=True),
+        greedy(return_log_probs=True, top_n_logprobs=3),
+        greedy(return_log_probs=True, top_n_logprobs=3, stop_words=["no such words"]),
+        greedy(return_log_probs=True, top_n_logprobs=2, stop_words=[" the ", "x" * 12]),
+    ],
+)
+async def test_the_deltas_add_up_to_the_completion(
+    client: InferenceClient, params: SamplingParams
+) -> None:
+    async with client.stream("The value of", params) as stream:
+        deltas = await read(stream)
+        completion = await stream.result()
+    assert stream.tokens == completion.generated_tokens
+    assert [item for delta in deltas for item in delta.tokens] == completion.generated_tokens
+    if params.return_log_probs:
+        log_probs = [item for delta in deltas for item in delta.log_probs or ()]
+        assert log_probs == completion.generated_log_probs
+    if params.top_n_logprobs:
+        top_n = [item for delta in deltas for item in delta.top_n_logprobs or ()]
+        assert top_n == completion.generated_top_n_logprobs
+        assert len(top_n) == len(completion.generated_tokens)
+    whole = await client.generate("The value of", params)
+    assert whole.generated_tokens == completion.generated_tokens
+    assert whole.generated_text == completion.generated_text
+
+
+async def test_text_and_its_token_ids_are_the_same_prompt(client: InferenceClient) -> None:
+    params = greedy()
+    text = await client.generate("The ", params)
+    ids = await client.generate(list(b"The "), params)
+    assert text.generated_tokens == ids.generated_tokens
+    assert text.finish_reason == "length"
+    assert text.time_to_first_token is None
+
+
+async def test_what_the_engine_measures_and_what_the_client_measures_agree(
+    client: InferenceClient,
+) -> None:
+    async with client.stream("The ", greedy()) as stream:
+        completion = await stream.result()
+    assert completion.time_to_first_token is not None
+    assert 0 < completion.time_to_first_token <= completion.latency
+    assert completion.ttft is not None
+    assert completion.tpot is not None
+
+
+async def test_a_rejected_prompt_fails_with_the_reason(client: InferenceClient) -> None:
+    with pytest.raises(RequestFailed, match="request 0 failed") as caught:
+        await client.generate([100_000], greedy())
+    assert caught.value.completion.status == "FAILED"
+
+
+async def test_cancelling_thousands_leaves_nothing_running(
+    coordinator: EmbeddedCoordinator, client: InferenceClient
+) -> None:
+    """Rollouts: many generations at once, most of them cancelled at random moments."""
+    rng = random.Random(5)
+    ended: list[str] = []
+
+    async def generate(steps: int) -> None:
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+
+                async def cancel() -> None:
+                    for _ in range(steps):
+                        await trio.lowlevel.checkpoint()
+                    scope.cancel()
+
+                nursery.start_soon(cancel)
+                await client.generate("The ", SamplingParams(num_tokens_to_generate=20))
+                nursery.cancel_scope.cancel()
+        ended.append("cancelled" if scope.cancelled_caught else "finished")
+
+    async def stream(steps: int) -> None:
+        async with client.stream("The ", SamplingParams(num_tokens_to_generate=20)) as stream:
+            for _ in range(steps % 7):
+                try:
+                    await stream.receive()
+                except trio.EndOfChannel:
+                    break
+        ended.append("streamed")
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(1000):
+            nursery.start_soon(rng.choice([generate, stream]), rng.randrange(200))
+    assert len(ended) == 1000
+    await coordinator.wait_until(lambda: not coordinator.running)
+    await until(lambda: not client.statistics().aborting)
+    statistics = client.statistics()
+    assert statistics.in_flight == statistics.waiting == statistics.lost == statistics.failed == 0
+    assert statistics.submitted == statistics.completed + statistics.aborted
+    assert statistics.aborted > 100
+    served = coordinator.statistics()
+    assert served.submitted == statistics.submitted
+    assert served.aborts + served.stray_aborts == statistics.aborted
+
+
+async def test_a_paused_engine_ends_an_aborted_request_once_it_goes_on(
+    coordinator: EmbeddedCoordinator, client: InferenceClient
+) -> None:
+    coordinator.pause()
+    async with client.stream("The ", greedy()) as stream:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stream.finish_early)
+            await coordinator.wait_until(lambda: coordinator.statistics().aborts == 1)
+            assert not stream.finished
+            coordinator.unpause()
+        assert stream.completion is not None
+        assert stream.completion.finish_reason == "abort"
+
+
+async def test_two_clients_get_their_own_replies(coordinator: EmbeddedCoordinator) -> None:
+    async with (
+        open_client(coordinator.address) as one,
+        open_client(coordinator.address) as other,
+        trio.open_nursery() as nursery,
+    ):
+
+        async def echo(client: InferenceClient, length: int) -> None:
+            params = SamplingParams(num_tokens_to_generate=length)
+            for _ in range(20):
+                assert (await client.generate("The ", params)).generated_length <= length
+
+        nursery.start_soon(echo, one, 3)
+        nursery.start_soon(echo, other, 5)
+        nursery.start_soon(echo, one, 4)

@@ -1,0 +1,162 @@
+"""Coordinators for tests: one that does what the test says, over a real socket."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import trio
+
+from trio_infer import ConnectError
+from trio_infer.protocol.dialects import FRAMED, Kind
+from trio_infer.protocol.wire import ClientMessage, CoordinatorCodec, Frames
+from trio_infer.sockets import (
+    ROUTER,
+    Link,
+    NotConnected,
+    ZmqSocket,
+    dispose_context,
+    make_context,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+__all__ = ["Received", "ScriptedCoordinator", "finished", "scripted_coordinator"]
+
+
+def finished(tokens: list[int], **fields: Any) -> dict[str, Any]:
+    """A finished request with such tokens."""
+    return {
+        "request_id": 1000,
+        "status": "COMPLETED",
+        "generated_tokens": tokens,
+        "generated_length": len(tokens),
+        "generated_text": bytes(tokens).decode(errors="replace"),
+    } | fields
+
+
+@attrs.frozen
+class Received:
+    """A message of a client, and which client's it is."""
+
+    client: bytes
+    message: ClientMessage
+
+    @property
+    def kind(self) -> Kind:
+        return self.message.kind
+
+    @property
+    def id(self) -> int:
+        assert self.message.request_id is not None
+        return self.message.request_id
+
+
+class ScriptedCoordinator:
+    """Acks whom it should, notes what comes, and sends what it is told to.
+
+    Attributes:
+        address: where it listens.
+        log: all messages but CONNECT, in order.
+        connects: the clients that sent one.
+        acks: whether CONNECT is answered.
+        answers_aborts: whether an abort is, with the tokens sent so far, as engines do it.
+        unroutable: messages that found their client gone: the real coordinator dies of one.
+    """
+
+    def __init__(self, socket: ZmqSocket, address: str) -> None:
+        self.address = address
+        self.log: list[Received] = []
+        self.connects: list[bytes] = []
+        self.acks = True
+        self.answers_aborts = True
+        self._tokens: dict[tuple[bytes, int], list[int]] = {}
+        self.unroutable = 0
+        self._socket = socket
+        self._codec = CoordinatorCodec(FRAMED)
+        self._news = {kind: trio.open_memory_channel[Received](1_000_000) for kind in Kind}
+
+    async def run(self) -> None:
+        await self._socket.read(self._take)
+
+    def _take(self, frames: Frames) -> None:
+        client = bytes(frames[0])
+        received = Received(client, self._codec.decode(frames[1:]))
+        if received.kind is Kind.CONNECT:
+            self.connects.append(client)
+            if self.acks:
+                self.send(client, self._codec.connect_ack())
+            return
+        self.log.append(received)
+        self._news[received.kind][0].send_nowait(received)
+        if received.kind is Kind.ABORT_REQUEST and self.answers_aborts:
+            tokens = self._tokens.pop((client, received.id), None)
+            if tokens is not None:
+                self.reply(received, tokens)
+        elif received.kind is Kind.SUBMIT_REQUEST:
+            self._tokens[client, received.id] = []
+
+    async def submission(self) -> Received:
+        """The next submission, waited for."""
+        return await self._news[Kind.SUBMIT_REQUEST][1].receive()
+
+    async def abort(self) -> Received:
+        """The next abort, waited for."""
+        return await self._news[Kind.ABORT_REQUEST][1].receive()
+
+    def of(self, kind: Kind) -> list[int]:
+        """The ids of all messages of a kind, in order."""
+        return [received.id for received in self.log if received.kind is kind]
+
+    def send(self, client: bytes, frames: Frames) -> None:
+        try:
+            self._socket.send([client, *frames])
+        except NotConnected:
+            self.unroutable += 1
+
+    def ack(self) -> Frames:
+        return self._codec.connect_ack()
+
+    def partial_frames(self, to: Received, tokens: list[int], **fields: Any) -> Frames:
+        return self._codec.partial(to.id, {"request_id": 1000, "new_tokens": tokens} | fields)
+
+    def partial(self, to: Received, tokens: list[int], **fields: Any) -> None:
+        self._tokens[to.client, to.id] += tokens
+        self.send(to.client, self.partial_frames(to, tokens, **fields))
+
+    def reply(self, to: Received, tokens: list[int], **fields: Any) -> None:
+        self._tokens.pop((to.client, to.id), None)
+        self.send(to.client, self._codec.reply(to.id, finished(tokens, **fields)))
+
+    def close(self) -> None:
+        """Dies, without a word."""
+        self._socket.close(linger=False)
+
+
+async def _bind(socket: ZmqSocket, address: str) -> str:
+    """Binds, once whoever had the address before has let go of it."""
+    while True:
+        try:
+            return socket.bind(address)
+        except ConnectError:
+            await trio.sleep(0.01)
+
+
+@asynccontextmanager
+async def scripted_coordinator(
+    bind: str = "tcp://127.0.0.1:*", *, link: Link | None = None
+) -> AsyncIterator[ScriptedCoordinator]:
+    context = make_context()
+    socket = ZmqSocket(ROUTER, link=link or Link(), context=context)
+    try:
+        coordinator = ScriptedCoordinator(socket, await _bind(socket, bind))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(coordinator.run)
+            yield coordinator
+            nursery.cancel_scope.cancel()
+    finally:
+        socket.close()
+        with trio.CancelScope(shield=True):
+            await dispose_context(context)

@@ -1,0 +1,9 @@
+"""``python -m trio_infer``: the command line, where its script is not on the path."""
+
+from __future__ import annotations
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

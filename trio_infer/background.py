@@ -1,0 +1,84 @@
+"""Tasks that run behind a block, and leave its exceptions as they are.
+
+A nursery wraps what its block raises into an ExceptionGroup. Here the block's exceptions never meet
+the nursery: they come out bare, and so does what a task crashed with.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import trio
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable
+
+__all__ = ["Background", "running_behind"]
+
+
+class Background:
+    """A nursery around a block, to be opened before it and closed after it, in the same task."""
+
+    __slots__ = ("_block", "_nursery")
+
+    @trio.lowlevel.enable_ki_protection
+    async def open(self) -> trio.Nursery:
+        """The nursery, in which a task that crashes cancels the block."""
+        self._block = trio.open_nursery()
+        self._nursery = await self._block.__aenter__()
+        return self._nursery
+
+    @trio.lowlevel.enable_ki_protection
+    async def close(self, block_error: BaseException | None) -> None:  # noqa: ASYNC910
+        """Cancels the tasks and waits for them. Not cancelled itself, since that is bounded.
+
+        Args:
+            block_error: what the block raised, which the caller goes on raising. It comes before a
+                crash, which is then added to it as a note; a crash comes before a cancellation.
+
+        Raises:
+            BaseException: what a task crashed with, as it is; of several the first.
+        """
+        self._nursery.cancel_scope.cancel()
+        try:
+            await self._block.__aexit__(None, None, None)
+        except BaseException as error:  # noqa: ASYNC103 - the block's own error goes on
+            crash = _first(error)
+            if block_error is None or isinstance(block_error, trio.Cancelled):
+                raise crash from None  # noqa: ASYNC104
+            if isinstance(crash, trio.Cancelled):
+                return  # noqa: ASYNC104, ASYNC910
+            if not isinstance(crash, Exception):  # Ctrl-C comes before everything
+                raise crash from block_error  # noqa: ASYNC104
+            block_error.add_note(f"A task behind the block crashed as well: {crash!r}")
+
+
+def _first(error: BaseException) -> BaseException:
+    """The first leaf of a group that is no Cancelled, or if all are, the first."""
+    if isinstance(error, BaseExceptionGroup):
+        _, crashes = error.split(trio.Cancelled)
+        error = error if crashes is None else crashes
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+    return error
+
+
+@asynccontextmanager
+async def running_behind(*services: Callable[[], Awaitable[object]]) -> AsyncGenerator[None]:
+    """Runs services until the block ends, then cancels them.
+
+    What the block raises comes out bare, and so does what a service raises, which ends the block.
+    """
+    background = Background()
+    nursery = await background.open()
+    error: BaseException | None = None
+    try:
+        for service in services:
+            nursery.start_soon(service)
+        yield
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        await background.close(error)  # noqa: ASYNC102 - waits for cancelled tasks only

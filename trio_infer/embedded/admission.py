@@ -1,0 +1,98 @@
+"""Whether an engine takes a request on, and what it answers if not."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from .engine_request import EngineRequest
+from .finished_request import EngineEvent, EventType, FinishedRequest, Status, too_long
+from .request_params import RequestParams
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Mapping
+
+    from .language_model import LanguageModel
+
+__all__ = ["admit"]
+
+_logger = logging.getLogger(__name__)
+
+
+def admit(
+    request_id: int,
+    prompt: str | list[int],
+    sampling_params: Mapping[str, Any],
+    *,
+    model: LanguageModel,
+    max_sequence_length: int,
+    rng: random.Random,
+    now: float,
+) -> EngineRequest | FinishedRequest:
+    """The request as the engine decodes it, or, if it is refused, its failure.
+
+    What makes no sense fails as a real engine fails it: without the prompt and without a reason on
+    the wire, which is logged. What is too long fails with the reason as an event.
+    """
+    try:
+        params = RequestParams.from_wire(sampling_params)
+        tokens = _token_ids(prompt, params, model)
+        stop_words = [model.tokenize(word) for word in params.stop_words or ()]
+    except ValueError as error:
+        _logger.warning("request %d refused: %s", request_id, error)
+        return FinishedRequest(
+            request_id=request_id,
+            status=Status.FAILED,
+            sampling_params=sampling_params,
+            events=[EngineEvent(now, EventType.FAIL)],
+        )
+    end_token = model.end_token if params.termination_id is None else params.termination_id
+    request = EngineRequest(
+        request_id=request_id,
+        prompt=prompt if isinstance(prompt, str) else None,
+        prompt_length=len(tokens),
+        tokens=tokens,
+        params=params,
+        budget=params.budget(prompt_length=len(tokens), max_sequence_length=max_sequence_length),
+        termination_id=end_token,
+        stop_words=[word for word in stop_words if word],
+        rng=rng,
+        events=[EngineEvent(now, EventType.ADD_ENGINE)],
+    )
+    return request if request.budget >= 0 else _overflow(request, now)
+
+
+def _token_ids(prompt: str | list[int], params: RequestParams, model: LanguageModel) -> list[int]:
+    """The prompt as ids of the model's vocabulary, in a list of its own.
+
+    Raises:
+        ValueError: if it is empty, or has others.
+    """
+    if not prompt:
+        msg = "the prompt is empty"
+        raise ValueError(msg)
+    if isinstance(prompt, str):
+        begin = [model.end_token] if params.add_bos else []
+        return begin + model.tokenize(prompt)
+    if set(map(type, prompt)) != {int}:
+        msg = "the prompt has items that are no token ids"
+        raise ValueError(msg)
+    if min(prompt) < 0 or max(prompt) >= model.vocab_size:
+        msg = f"the prompt has token ids outside 0 to {model.vocab_size - 1}"
+        raise ValueError(msg)
+    return list(prompt)
+
+
+def _overflow(request: EngineRequest, now: float) -> FinishedRequest:
+    events = [*request.events, too_long(request.request_id, now), EngineEvent(now, EventType.FAIL)]
+    return FinishedRequest(
+        request_id=request.request_id,
+        status=Status.FAILED,
+        sampling_params=request.params.to_wire(
+            budget=request.budget, termination_id=request.termination_id
+        ),
+        events=events,
+        prompt=request.prompt,
+        prompt_tokens=request.tokens,
+    )

@@ -1,0 +1,233 @@
+"""An engine: continuous batching over a language model, without any I/O or clock of its own."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+from .admission import admit
+from .engine_request import EngineRequest
+from .finished_request import EngineEvent, EventType
+from .prefix import Prefix
+
+if TYPE_CHECKING:
+    from .language_model import LanguageModel
+
+__all__ = ["Engine", "EnginePartial", "EngineReply", "RunningState"]
+
+DEFAULT_MAX_REQUESTS: Final = 64
+DEFAULT_MAX_SEQUENCE_LENGTH: Final = 2**17
+
+SCORED_PER_STEP: Final = 256
+"""How many prompt tokens are scored in one step, so that long prompts do not hold up the others."""
+
+
+@attrs.frozen
+class EnginePartial:
+    """New tokens of a request that goes on."""
+
+    request_id: int
+    body: Mapping[str, Any]
+
+
+@attrs.frozen
+class EngineReply:
+    """A request's end, whatever it was."""
+
+    request_id: int
+    body: Mapping[str, Any]
+
+
+@attrs.frozen
+class RunningState:
+    """How far a running request has come.
+
+    Attributes:
+        request_id: the coordinator's number for it.
+        prompt_length: tokens of its prompt.
+        generated_length: tokens generated so far.
+    """
+
+    request_id: int
+    prompt_length: int
+    generated_length: int
+
+
+class Engine:
+    """Decodes a bounded number of requests at a time, a token of each in every step.
+
+    Every request submitted gets exactly one `EngineReply`. Draws depend on the seed and on the
+    request's id, not on what else is running.
+
+    Args:
+        model: what continues the sequences.
+        max_requests: how many run at once; the others wait, first come first served.
+        max_sequence_length: how many tokens a prompt and what follows it may have.
+        seed: where chance begins; None: somewhere else each time.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        *,
+        max_requests: int = DEFAULT_MAX_REQUESTS,
+        max_sequence_length: int = DEFAULT_MAX_SEQUENCE_LENGTH,
+        seed: int | None = None,
+    ) -> None:
+        if max_requests < 1 or max_sequence_length < 1:
+            msg = "max_requests and max_sequence_length must be at least 1"
+            raise ValueError(msg)
+        self.model = model
+        self.max_requests = max_requests
+        self.max_sequence_length = max_sequence_length
+        self.paused = False
+        self.steps = 0
+        self.tokens = 0
+        self._seed = seed
+        self._running: dict[int, EngineRequest] = {}
+        self._waiting: OrderedDict[int, EngineRequest] = OrderedDict()
+        self._last_step: float | None = None
+
+    @property
+    def running(self) -> tuple[RunningState, ...]:
+        """The requests that are being decoded."""
+        return tuple(
+            RunningState(request.request_id, request.prompt_length, request.generated_length)
+            for request in self._running.values()
+        )
+
+    @property
+    def waiting(self) -> tuple[int, ...]:
+        """The ids of those that wait for one to end."""
+        return tuple(self._waiting)
+
+    @property
+    def load(self) -> int:
+        """How many requests it has yet to answer."""
+        return len(self._running) + len(self._waiting)
+
+    @property
+    def wants_step(self) -> bool:
+        """Whether a step would do anything now."""
+        return self.load > 0 and not self.paused
+
+    def pause(self) -> None:
+        """Accepts requests and aborts from now on, but acts on none until `unpause`."""
+        self.paused = True
+        self._last_step = None
+
+    def unpause(self) -> None:
+        """Goes on."""
+        self.paused = False
+
+    def submit(
+        self,
+        request_id: int,
+        prompt: str | list[int],
+        sampling_params: Mapping[str, Any],
+        now: float,
+    ) -> EngineReply | None:
+        """Takes a request on, or returns its failure, even while paused.
+
+        Raises:
+            KeyError: if a request of that id has not ended yet.
+        """
+        if self._find(request_id) is not None:
+            raise KeyError(request_id)
+        admitted = admit(
+            request_id,
+            prompt,
+            sampling_params,
+            model=self.model,
+            max_sequence_length=self.max_sequence_length,
+            rng=random.Random(  # noqa: S311 - sampling, not cryptography
+                None if self._seed is None else f"{self._seed}/{request_id}"
+            ),
+            now=now,
+        )
+        if isinstance(admitted, EngineRequest):
+            self._waiting[request_id] = admitted
+            return None
+        return EngineReply(request_id, admitted.to_wire())
+
+    def abort(self, request_id: int) -> bool:
+        """Leaves a request no budget, so that its next step ends it.
+
+        A request that waits keeps its place: it ends when its turn comes. Returns whether there was
+        such a request.
+        """
+        request = self._find(request_id)
+        if request is None:
+            return False
+        request.abort()
+        return True
+
+    def _find(self, request_id: int) -> EngineRequest | None:
+        return self._running.get(request_id) or self._waiting.get(request_id)
+
+    def step(self, now: float) -> list[EnginePartial | EngineReply]:
+        """Decodes a token of each running request, and returns what there is to send.
+
+        Args:
+            now: the time, in seconds, at which the tokens are there.
+        """
+        if self.paused:
+            return []
+        self._fill_batch(now)
+        if not self._running:
+            self._last_step = None
+            return []
+        step_time = 0.0 if self._last_step is None else now - self._last_step
+        self._last_step = now
+        self.steps += 1
+        over = [request for request in self._running.values() if request.is_over]
+        over += self._decode(now, step_time)
+        for request in over:
+            del self._running[request.request_id]
+        replies = [
+            EngineReply(request.request_id, request.finish(now, self.model)) for request in over
+        ]
+        return [*replies, *self._partials()]
+
+    def _fill_batch(self, now: float) -> None:
+        while self._waiting and len(self._running) < self.max_requests:
+            _, request = self._waiting.popitem(last=False)
+            request.events.append(EngineEvent(now, EventType.ADD_CONTEXT))
+            self._running[request.request_id] = request
+
+    def _decode(self, now: float, step_time: float) -> list[EngineRequest]:
+        """Gives each request that goes on its next token. Returns those that it ends."""
+        going_on = [request for request in self._running.values() if not request.is_over]
+        self._score_prompts(going_on)
+        ended = [request for request in going_on if request.is_over]  # asked for scores alone
+        batch = [request for request in going_on if not (request.unscored or request.is_over)]
+        rows = self._ask([request.tokens for request in batch])
+        for request, row in zip(batch, rows, strict=True):
+            self.tokens += 1
+            if request.extend(row, self.model):
+                ended.append(request)
+            if request.ttft is None:
+                request.ttft = now - request.events[0].timestamp
+            if step_time > 0:
+                request.tpot.append(step_time)
+        return ended
+
+    def _score_prompts(self, requests: Sequence[EngineRequest]) -> None:
+        """Scores prompts, in order, as far as one step goes."""
+        due = ((request, place) for request in requests for place in request.unscored)
+        scored = list(islice(due, SCORED_PER_STEP))
+        rows = self._ask([Prefix(request.tokens, place) for request, place in scored])
+        for (request, place), row in zip(scored, rows, strict=True):
+            request.score_prompt(place, row, self.model)
+
+    def _ask(self, sequences: Sequence[Sequence[int]]) -> Sequence[Sequence[float]]:
+        return self.model.next_token_log_probs(sequences) if sequences else []
+
+    def _partials(self) -> list[EnginePartial]:
+        bodies = ((each.request_id, each.take_partial()) for each in self._running.values())
+        return [EnginePartial(request_id, body) for request_id, body in bodies if body is not None]

@@ -1,0 +1,187 @@
+"""One request as an engine decodes it: what there is, when it ends, what it sends meanwhile."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from .finished_request import EngineEvent, EventType, FinishedRequest, Status
+from .request_params import RequestParams
+from .sampling import sample_token, top_log_probs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .language_model import LanguageModel
+
+__all__ = ["EngineRequest", "Scores"]
+
+
+@attrs.define
+class Scores:
+    """The log probabilities of some tokens, and of the likeliest ones in their places."""
+
+    log_probs: list[float] = attrs.field(factory=list)
+    top_n: list[dict[str, float]] = attrs.field(factory=list)
+
+    def add(self, token: int, log_probs: Sequence[float], top_n: int, model: LanguageModel) -> None:
+        """Scores one more token by the model's answer for its place."""
+        self.log_probs.append(log_probs[token])
+        if top_n:
+            best = top_log_probs(log_probs, top_n)
+            self.top_n.append({model.detokenize([other]): value for other, value in best})
+
+    def drop_last(self) -> None:
+        """Forgets the last token."""
+        del self.log_probs[-1:], self.top_n[-1:]
+
+
+@attrs.define(kw_only=True, eq=False)
+class EngineRequest:
+    """A request that an engine has accepted.
+
+    Attributes:
+        tokens: the prompt's and the generated ids, one behind the other.
+        budget: how many tokens may be generated; an abort lowers it to what there is.
+        sent: how many generated tokens went out in partial replies.
+        stopped: a stop word has ended it; the engine finishes it on the next step.
+        aborted: so has an abort.
+    """
+
+    request_id: int
+    prompt: str | None
+    prompt_length: int
+    tokens: list[int]
+    params: RequestParams
+    budget: int
+    termination_id: int
+    stop_words: list[list[int]]
+    rng: random.Random
+    events: list[EngineEvent]
+    prompt_scores: Scores = attrs.field(factory=Scores)
+    generated_scores: Scores = attrs.field(factory=Scores)
+    ttft: float | None = None
+    tpot: list[float] = attrs.field(factory=list)
+    sent: int = 0
+    stopped: bool = False
+    aborted: bool = False
+
+    @property
+    def generated_length(self) -> int:
+        """How many tokens there are behind the prompt."""
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def unscored(self) -> range:
+        """The places of the prompt's tokens that are still to be scored; the first never is."""
+        if not self.params.wants_prompt_log_probs:
+            return range(0)
+        return range(1 + len(self.prompt_scores.log_probs), self.prompt_length)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the next step ends it without another token."""
+        spent = self.generated_length >= self.budget and not self.unscored
+        return self.stopped or self.aborted or spent
+
+    def abort(self) -> None:
+        """Leaves it no budget beyond what it has generated."""
+        self.aborted = True
+        self.budget = self.generated_length
+
+    def score_prompt(self, place: int, log_probs: Sequence[float], model: LanguageModel) -> None:
+        """Scores the prompt's token in that place."""
+        self.prompt_scores.add(self.tokens[place], log_probs, self.params.top_n_logprobs, model)
+
+    def extend(self, log_probs: Sequence[float], model: LanguageModel) -> bool:
+        """Draws and appends the next token. Returns whether that was the last one."""
+        params = self.params
+        token = sample_token(
+            log_probs,
+            self.rng,
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+        )
+        self.tokens.append(token)
+        if params.return_log_probs:
+            self.generated_scores.add(token, log_probs, params.top_n_logprobs, model)
+        spent = self.generated_length >= self.budget
+        self._stop()
+        return token == self.termination_id or spent
+
+    def _stop(self) -> None:
+        """Looks whether a stop word has just been completed, and takes it away again.
+
+        Of the scores only the last goes with it, so that those of a longer stop word's other tokens
+        stay: as in megatron-core, where the log probabilities then outnumber the tokens.
+        """
+        for word in self.stop_words:
+            if self.generated_length >= len(word) and self.tokens[-len(word) :] == word:
+                self.stopped = True
+                if not self.params.detokenize_stop_sequence:
+                    del self.tokens[-len(word) :]
+                    self.generated_scores.drop_last()
+                return
+
+    def take_partial(self) -> dict[str, Any] | None:
+        """The body of a partial reply, if enough tokens are unsent; they count as sent then."""
+        params = self.params
+        if not params.streaming:
+            return None
+        start, end = self.sent, max(self.sent, self.generated_length - self._held_back)
+        if end - start < params.streaming_interval:
+            return None
+        self.sent = end
+        tokens = self.tokens[self.prompt_length + start : self.prompt_length + end]
+        partial: dict[str, Any] = {"request_id": self.request_id, "new_tokens": tokens}
+        if params.return_log_probs:
+            partial["new_log_probs"] = self.generated_scores.log_probs[start:end]
+            # Not cut at the end, as in megatron-core: what is held back comes again.
+            partial["new_top_n_logprobs"] = self.generated_scores.top_n[start:]
+            if start == 0 and not params.skip_prompt_log_probs:
+                partial["prompt_log_probs"] = list(self.prompt_scores.log_probs)
+                partial["prompt_top_n_logprobs"] = list(self.prompt_scores.top_n)
+        return partial
+
+    @property
+    def _held_back(self) -> int:
+        """How many of the last tokens may turn out to be part of a stop word."""
+        if self.params.detokenize_stop_sequence or not self.stop_words:
+            return 0
+        return max(map(len, self.stop_words)) - 1
+
+    def finish(self, now: float, model: LanguageModel) -> dict[str, Any]:
+        """The body of the final reply."""
+        self.events.append(EngineEvent(now, EventType.FINISH))
+        generated = self.tokens[self.prompt_length :]
+        wants_log_probs = self.params.return_log_probs
+        wants_top_n = self.params.top_n_logprobs > 0
+        return FinishedRequest(
+            request_id=self.request_id,
+            status=Status.COMPLETED,
+            sampling_params=self.params.to_wire(
+                budget=self.budget, termination_id=self.termination_id
+            ),
+            events=self.events,
+            prompt=self.prompt,
+            prompt_tokens=self.tokens[: self.prompt_length],
+            generated_tokens=generated,
+            generated_text=model.detokenize(self._shown(generated, model.end_token)),
+            prompt_log_probs=self.prompt_scores.log_probs if wants_log_probs else None,
+            generated_log_probs=self.generated_scores.log_probs if wants_log_probs else None,
+            prompt_top_n_logprobs=self.prompt_scores.top_n if wants_top_n else None,
+            generated_top_n_logprobs=self.generated_scores.top_n if wants_top_n else None,
+            ttft=self.ttft,
+            tpot=self.tpot,
+        ).to_wire()
+
+    def _shown(self, generated: Sequence[int], end_token: int) -> Sequence[int]:
+        """The tokens without the end tokens that they end in, unless those were asked for."""
+        length = len(generated)
+        if not self.params.detokenize_stop_sequence:
+            while length and generated[length - 1] == end_token:
+                length -= 1
+        return generated[:length]

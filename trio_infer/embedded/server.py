@@ -1,0 +1,139 @@
+"""The embedded coordinator: `open_coordinator`, and what it opens."""
+
+from __future__ import annotations
+
+import math
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import trio
+
+from ..protocol.dialects import resolve_dialect
+from ..sockets import ROUTER, Link, ZmqSocket, dispose_context, make_context
+from .core import CoordinatorCore
+from .engine import DEFAULT_MAX_REQUESTS, DEFAULT_MAX_SEQUENCE_LENGTH, Engine
+from .ngram import default_model
+from ..background import running_behind
+from .serving import Serving
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from ..protocol.dialects import Dialect
+    from .language_model import LanguageModel
+    from .statistics import CoordinatorStatistics, RunningRequest
+
+__all__ = ["EmbeddedCoordinator", "open_coordinator"]
+
+
+@asynccontextmanager
+async def open_coordinator(
+    *,
+    dialect: str | Dialect = "framed",
+    engines: int = 1,
+    bind: str = "tcp://127.0.0.1:*",
+    step_time: float = 0.0,
+    max_requests: int = DEFAULT_MAX_REQUESTS,
+    max_sequence_length: int = DEFAULT_MAX_SEQUENCE_LENGTH,
+    model: LanguageModel | None = None,
+    seed: int | None = None,
+) -> AsyncGenerator[EmbeddedCoordinator]:
+    """A coordinator with its engines, in this process, for the length of an ``async with`` block.
+
+    It serves any number of clients, here and in other processes. Leaving the block ends it at once,
+    whatever still runs, so let clients leave first. Cancelled while entering, nothing is left.
+    What the block raises comes out as it is, in no ExceptionGroup.
+
+    Args:
+        dialect: what the clients speak, by name or as an object.
+        engines: how many engines serve the requests.
+        bind: the ZeroMQ address to listen on; a ``*`` for the port takes a free one.
+        step_time: how many seconds a step takes beyond what it takes to compute.
+        max_requests: how many requests an engine runs at once.
+        max_sequence_length: how many tokens a prompt and what follows it may have.
+        model: the language model; None: n-grams counted from Python's help topics.
+        seed: makes equal requests, sent in the same order, give equal tokens; None: they do not.
+
+    Raises:
+        TypeError, ValueError: for a wrong argument.
+        ConnectError: if the address cannot be bound.
+    """
+    if engines < 1:
+        msg = f"engines must be at least 1, not {engines}"
+        raise ValueError(msg)
+    if not 0 <= step_time < math.inf:
+        msg = f"step_time must be a number of seconds, not {step_time}"
+        raise ValueError(msg)
+    row = resolve_dialect(dialect)
+    if model is None:
+        model = await trio.to_thread.run_sync(default_model)
+    limits = {"max_requests": max_requests, "max_sequence_length": max_sequence_length}
+    core = CoordinatorCore(row, [Engine(model, **limits, seed=seed) for _ in range(engines)])
+    context = make_context()
+    try:
+        socket = ZmqSocket(ROUTER, link=Link(), context=context)
+        try:
+            address = socket.bind(bind)
+            serving = Serving(core, socket, step_time)
+            async with running_behind(serving.read, serving.decode):
+                yield EmbeddedCoordinator(serving, address)
+        finally:
+            socket.close()
+    finally:
+        with trio.CancelScope(shield=True):  # bounded by the socket's linger
+            await dispose_context(context)
+
+
+class EmbeddedCoordinator:
+    """A coordinator that runs in this process. Made by `open_coordinator`.
+
+    Attributes:
+        address: where clients reach it.
+    """
+
+    def __init__(self, serving: Serving, address: str) -> None:
+        self.address = address
+        self._serving = serving
+        self._core = serving.core
+
+    def __repr__(self) -> str:
+        return f"<EmbeddedCoordinator at {self.address}>"
+
+    @property
+    def running(self) -> tuple[RunningRequest, ...]:
+        """The requests that are being decoded now, by engine, the oldest first."""
+        return self._core.running
+
+    @property
+    def paused(self) -> bool:
+        """Whether the engines are paused."""
+        return self._core.paused
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a client has shut the coordinator down. It then serves nobody any more."""
+        return self._core.stopped
+
+    def statistics(self) -> CoordinatorStatistics:
+        """The counters, as they are now."""
+        return self._core.statistics()
+
+    def pause(self) -> None:
+        """Pauses the engines: they accept requests and aborts, but neither decode nor end any."""
+        self._core.pause()
+        self._serving.change()
+
+    def unpause(self) -> None:
+        """Lets the engines go on."""
+        self._core.unpause()
+        self._serving.change()
+
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Returns once a condition on this coordinator holds, at once if it does already.
+
+        It is looked at after messages and steps, though not after each: what lasts for one step
+        alone may pass unseen, while counters never do. Cancelling it changes nothing.
+        """
+        await trio.lowlevel.checkpoint()
+        while not condition():
+            await self._serving.wait_changed()
