@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket as stdlib_socket
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from trio_infer.sockets import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-__all__ = ["Received", "ScriptedCoordinator", "finished", "scripted_coordinator"]
+__all__ = ["Received", "ScriptedCoordinator", "finished", "free_address", "scripted_coordinator"]
 
 
 def finished(tokens: list[int], **fields: Any) -> dict[str, Any]:
@@ -133,6 +134,13 @@ class ScriptedCoordinator:
     def close(self) -> None:
         """Dies, without a word."""
         self._socket.close(linger=False)
+
+
+def free_address() -> str:
+    """An address that nobody listens on."""
+    with stdlib_socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
 
 
 async def _bind(socket: ZmqSocket, address: str) -> str:

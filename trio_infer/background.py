@@ -43,7 +43,7 @@ class Background:
         self._nursery.cancel_scope.cancel()
         try:
             await self._block.__aexit__(None, None, None)
-        except BaseException as error:  # noqa: ASYNC103 - the block's own error goes on
+        except BaseException as error:  # noqa: BLE001, ASYNC103 - the block's own goes on
             crash = _first(error)
             if block_error is None or isinstance(block_error, trio.Cancelled):
                 raise crash from None  # noqa: ASYNC104

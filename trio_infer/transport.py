@@ -234,9 +234,10 @@ class Transport:
                 await connection.live(patience=self.link.heartbeat_timeout, came_up=self._came_up)
                 nursery.cancel_scope.cancel()
         finally:
+            is_alive = connection.state is not _State.DOWN
             connection.fail("closed")
             self.reason = connection.reason
             self._current = None
-            socket.close()
+            socket.close(linger=is_alive)
             if self.connections > was_up:
                 self.listener.on_lost(self.reason)

@@ -12,17 +12,19 @@ import trio
 import trio.lowlevel
 import trio.testing
 
-from tests.peers import ScriptedCoordinator, scripted_coordinator
+from tests.peers import ScriptedCoordinator, free_address, scripted_coordinator
 from tests.waiting import until
 from trio_infer import (
     Completion,
     CompletionStream,
+    ConnectionLost,
     InferenceClient,
     LocalProtocolError,
     SamplingParams,
     open_client,
 )
 from trio_infer.protocol.dialects import Kind
+from trio_infer.transport import Transport
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -247,6 +249,39 @@ async def test_a_request_cancelled_while_it_waits_for_the_connection_sends_nothi
         assert (statistics.waiting, statistics.submitted, statistics.aborted) == (0, 1, 0)
 
 
+async def test_a_request_cancelled_in_the_tick_of_the_connection_sends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    address = free_address()
+    async with scripted_coordinator(address) as first, open_client(address) as client:
+        with pytest.raises(ConnectionLost):
+            async with client.stream("in flight") as stream:
+                first.close()
+                await stream.result()
+        scope = trio.CancelScope()
+        came_up = Transport._came_up
+
+        def come_up_and_cancel(transport: Transport) -> None:
+            came_up(transport)
+            scope.cancel()
+
+        monkeypatch.setattr(Transport, "_came_up", come_up_and_cancel)
+        async with trio.open_nursery() as nursery:
+
+            async def generate() -> None:
+                with scope:
+                    await client.generate("waits")
+
+            nursery.start_soon(generate)
+            await until(lambda: client.statistics().waiting)
+            async with scripted_coordinator(address) as second:
+                await until(lambda: scope.cancelled_caught)
+                async with client.stream("marker"):
+                    pass
+                await settled(client)
+                assert second.of(Kind.SUBMIT_REQUEST) == [1]
+
+
 async def _enter(stream: CompletionStream) -> None:
     async with stream:
         pytest.fail("entered without a connection")
@@ -318,6 +353,42 @@ async def test_a_crashing_sibling_aborts_the_streams_beside_it(
             nursery.start_soon(crash)
     await settled(client)
     assert sorted(coordinator.of(Kind.ABORT_REQUEST)) == [0, 1, 2, 3, 4]
+
+
+async def test_leaving_a_block_does_not_replace_what_it_raises_by_cancelled(
+    client: InferenceClient,
+) -> None:
+    with pytest.raises(Stop), trio.CancelScope() as scope:
+        async with client.stream("hi", LONG):
+            scope.cancel()
+            raise Stop
+
+
+async def test_whatever_is_awaited_is_a_checkpoint(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(answer_all, coordinator)
+        with trio.testing.assert_checkpoints():
+            await client.generate("hi")
+        stream = client.stream("hi")
+        with trio.testing.assert_checkpoints():
+            await stream.__aenter__()
+        await until(lambda: stream.finished)
+        with trio.testing.assert_checkpoints():
+            await stream.receive()
+        with trio.testing.assert_checkpoints():
+            await stream.result()
+        with trio.testing.assert_checkpoints():
+            await stream.finish_early()
+        with trio.testing.assert_checkpoints():
+            await stream.aclose()
+        nursery.cancel_scope.cancel()
+
+
+async def answer_all(coordinator: ScriptedCoordinator) -> None:
+    while True:
+        coordinator.reply(await coordinator.submission(), [1])
 
 
 # 3. Cancelling a receive loses nothing and ends nothing

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from functools import partial
 from typing import Self
 
@@ -11,7 +10,7 @@ import trio
 import trio.lowlevel
 import trio.testing
 
-from tests.peers import ScriptedCoordinator, scripted_coordinator
+from tests.peers import ScriptedCoordinator, free_address, scripted_coordinator
 from tests.waiting import until
 from trio_infer import (
     ConnectionLost,
@@ -23,14 +22,10 @@ from trio_infer import (
     open_client,
 )
 from trio_infer.protocol.dialects import Kind
+from trio_infer.sockets import zmq_socket
+from trio_infer.transport import BACKOFF_SECONDS, backoff
 
 LONG = SamplingParams(num_tokens_to_generate=100_000)
-
-
-def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
 
 
 # Coming up
@@ -250,11 +245,40 @@ async def test_nothing_of_an_old_connection_reaches_the_new_coordinator() -> Non
         async with scripted_coordinator(address) as second:
             for stream in streams:
                 await stream.__aexit__(None, None, None)
+            await until(lambda: client.statistics().connections == 2)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(client.generate, "new")
                 second.reply(await second.submission(), [1])
             assert [received.message.prompt for received in second.log] == ["new"]
     assert first.of(Kind.ABORT_REQUEST) == []
+
+
+async def test_what_came_before_the_end_of_the_connection_is_not_lost(
+    coordinator: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end is noticed while thousands of tokens still wait to be read from the socket."""
+    monkeypatch.setattr(zmq_socket, "DRAIN_SECONDS", -1.0)  # one message at a time
+    tokens = list(range(3000))
+    async with (
+        Relay(coordinator.address, cut_after=b"the last") as relay,
+        open_client(relay.address) as client,
+    ):
+        with pytest.raises(ConnectionLost) as caught:
+            async with client.stream("hi", LONG) as stream:
+                submission = await coordinator.submission()
+                for token in tokens:
+                    coordinator.partial(submission, [token])
+                coordinator.partial(submission, [3000], comment="the last")
+                await stream.result()
+    assert caught.value.tokens == (*tokens, 3000)
+
+
+def test_the_pauses_between_attempts_grow_are_bounded_and_differ() -> None:
+    pauses = [pause for pause, _ in zip(backoff(), range(50), strict=False)]
+    assert pauses[0] <= BACKOFF_SECONDS[0]
+    assert max(pauses) <= BACKOFF_SECONDS[1]
+    assert min(pauses[10:]) >= BACKOFF_SECONDS[1] / 2
+    assert len(set(pauses)) > 40
 
 
 async def test_after_the_loss_streams_may_be_left_without_a_word(
@@ -279,9 +303,10 @@ async def test_a_frozen_coordinator_counts_as_gone_after_the_heartbeat_timeout()
 
 
 class Relay:
-    """Passes bytes between a client and a coordinator, until it is told to freeze."""
+    """Passes bytes between a client and a coordinator, until it freezes or cuts."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, *, cut_after: bytes | None = None) -> None:
+        self._cut_after = cut_after
         host, port = target.removeprefix("tcp://").split(":")
         self._target = (host, int(port))
         self.frozen = False
@@ -313,6 +338,8 @@ class Relay:
                 if self.frozen:
                     await trio.sleep_forever()
                 await sink.send_all(data)
+                if self._cut_after is not None and self._cut_after in data:
+                    break
         except trio.BrokenResourceError:
             pass
         nursery.cancel_scope.cancel()

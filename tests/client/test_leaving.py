@@ -81,6 +81,21 @@ async def test_a_closed_client_refuses_further_requests(coordinator: ScriptedCoo
     assert coordinator.log == []
 
 
+async def test_while_the_client_closes_nothing_new_is_sent(
+    coordinator: ScriptedCoordinator,
+) -> None:
+    coordinator.answers_aborts = False
+    async with open_client(coordinator.address) as client, trio.open_nursery() as nursery:
+        async with client.stream("hi", LONG):
+            submission = await coordinator.submission()
+        nursery.start_soon(client.aclose)
+        await coordinator.abort()
+        with pytest.raises(trio.ClosedResourceError):
+            await client.generate("too late")
+        coordinator.reply(submission, [])
+    assert coordinator.of(Kind.SUBMIT_REQUEST) == [0]
+
+
 async def test_requests_that_wait_for_the_connection_end_when_the_client_closes() -> None:
     async with scripted_coordinator() as coordinator, trio.open_nursery() as nursery:
         async with open_client(coordinator.address) as client:

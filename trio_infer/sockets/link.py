@@ -32,6 +32,9 @@ ROUTER: Final = zmq.ROUTER
 LINGER_MS: Final = 500
 """What is queued at closing gets this long to leave; 0 would lose aborts, -1 hang."""
 
+NEVER_MS: Final = 3_600_000
+"""Longer than any socket outlives its connection."""
+
 HANDSHAKE_MS: Final = 10_000
 """How long a peer may take over ZeroMQ's own handshake."""
 
@@ -157,7 +160,10 @@ def configure(socket: zmq.Socket[bytes], socket_type: int, link: Link) -> None:
     if socket_type == ROUTER:
         options[zmq.ROUTER_MANDATORY] = 1
     else:
-        # Nothing may queue for a peer that is gone, or reach whoever takes its place.
-        options |= {zmq.IMMEDIATE: 1, zmq.RECONNECT_IVL: -1}
+        # ZeroMQ must not connect again by itself: what it had queued would reach whoever took the
+        # peer's place. But neither RECONNECT_IVL -1 nor IMMEDIATE says that safely. With either,
+        # a connection that breaks takes along what came and is still unread, and if that happens
+        # between two frames of one message, libzmq 4.3 aborts the process (an assertion in fq.cpp).
+        options |= {zmq.IMMEDIATE: 0, zmq.RECONNECT_IVL: NEVER_MS}
     for option, number in options.items():
         socket.set(option, number)

@@ -130,6 +130,9 @@ class ZmqSocket:
     def send(self, frames: Sequence[Frame]) -> None:
         """Hands a message to ZeroMQ, whole.
 
+        A `DEALER` whose connection has broken takes it for some moments still, and drops it when it
+        is closed.
+
         Raises:
             NotConnected: if there is no connection, or, for a `ROUTER`, none to that peer.
             trio.ClosedResourceError: if the socket is closed.
