@@ -1,0 +1,386 @@
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import attrs
+import pytest
+
+from tests.vector_files import file_names, read_frame, read_json
+from trio_infer import Completion, EpochSpan, RequestEvent
+from trio_infer.protocol.conversion import FinishedRequest, request_failed, to_completion
+from trio_infer.protocol.dialects import FRAMED
+from trio_infer.protocol.wire import ClientCodec, CoordinatorCodec, MalformedMessage, unpack_map
+
+
+def convert(
+    fields: dict[str, Any], *, asked: dict[str, Any] | None = None, aborted: bool = False
+) -> Completion:
+    return to_completion(
+        {"status": "COMPLETED", **fields},
+        request_id=7,
+        latency=0.5,
+        time_to_first_token=None,
+        asked=asked or {},
+        aborted=aborted,
+    )
+
+
+# Genuine replies
+
+REPLIES = file_names("*-reply-*.msgpack")
+
+
+def received(name: str) -> dict[str, Any]:
+    """The body of a recorded reply, come over the wire of this dialect."""
+    _, request_id, body = read_frame(name)
+    message = ClientCodec(FRAMED).decode(CoordinatorCodec(FRAMED).reply(request_id, body))
+    assert message.request_id == request_id
+    return unpack_map(message.body)
+
+
+def plain(value: Any) -> Any:
+    """A field as the JSON has it, but for the wrappers around arrays."""
+    match value:
+        case ["tensor", content] | ["ndarray", {"data": content}]:
+            return content
+    return value
+
+
+def jsonable(value: Any) -> Any:
+    """A field of a completion as the JSON has it."""
+    if isinstance(value, EpochSpan):
+        return [value.start, value.epoch]
+    if isinstance(value, tuple):
+        return [jsonable(item) for item in value]
+    return attrs.asdict(value) if isinstance(value, RequestEvent) else value
+
+
+def test_no_recording_is_left_out() -> None:
+    assert len([name for name in REPLIES if name.startswith("0.20-")]) == 8
+    assert len([name for name in REPLIES if name.startswith("0.19-")]) == 8
+
+
+@pytest.mark.parametrize("name", REPLIES)
+def test_genuine_replies_keep_every_value(name: str) -> None:
+    header, request_id, fields = read_json(name)["frame"]
+    assert (header, request_id) == (21, 1234)
+    completion = convert(received(name))
+    known = {field.name for field in attrs.fields(FinishedRequest)} - {"request_id"}
+    assert completion.request_id == 7
+    assert completion.engine_request_id == fields["request_id"]
+    for field in known & fields.keys():
+        assert jsonable(getattr(completion, field)) == plain(fields[field]), field
+    others = fields.keys() - known - {"request_id", "remaining_prompt_tokens"}
+    assert completion.extra == {field: fields[field] for field in others}
+    assert completion.finish_reason == ("error" if "-failed_" in name else "length")
+    assert pickle.loads(pickle.dumps(completion)) == completion
+
+
+def test_a_genuine_reply_with_log_probs() -> None:
+    completion = convert(received("0.20-reply-completed_logprobs_topn"))
+    assert completion.generated_log_probs == [-0.25, -0.5]
+    assert completion.generated_top_n_logprobs == [{"a": -0.25, "b": -3.0}, {"b": -0.5, "c": -4.0}]
+    assert completion.prompt_log_probs == [-1.5]
+    assert completion.prompt_top_n_logprobs == [{"a": -0.1, "b": -2.0}]
+
+
+def test_a_genuine_reply_with_its_prompt() -> None:
+    completion = convert(received("0.20-reply-completed_return_prompt_tokens"))
+    assert completion.prompt is None
+    assert completion.prompt_tokens == [104, 105]
+    assert completion.prompt_length == 2
+
+
+def test_a_genuine_reply_with_epochs_and_a_cached_prefix() -> None:
+    completion = convert(received("0.19-reply-completed_prefix_cache_epochs"))
+    assert completion.policy_epoch == (EpochSpan(0, 1), EpochSpan(20, 2))
+    assert completion.kv_cache_epoch == (EpochSpan(0, 1),)
+    assert completion.num_cached_tokens == 16
+
+
+def test_a_genuine_reply_of_a_mixture_of_experts() -> None:
+    completion = convert(received("0.19-reply-completed_routing"))
+    assert completion.routing_indices == [
+        [[0, 1], [2, 3]],
+        [[4, 5], [6, 7]],
+        [[8, 9], [10, 11]],
+    ]
+
+
+def test_a_genuine_reply_with_events() -> None:
+    events = convert(received("0.20-reply-completed_token_events")).events
+    assert [event.type for event in events][:4] == [
+        "ADD_ENGINE",
+        "ADD_CONTEXT",
+        "GENERATED_TOKEN",
+        "PAUSE",
+    ]
+    assert events[0] == RequestEvent(1795963378.0982268, "ADD_ENGINE", None)
+    assert events[2].payload["token_id"] == 97
+
+
+def test_a_genuine_reply_of_a_prefill_keeps_the_handle() -> None:
+    completion = convert(received("0.20-reply-completed_kv_handoff"))
+    assert completion.extra["disaggregated_params"]["block_ids"] == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("name", "retryable", "message"),
+    [
+        ("0.20-reply-failed_max_seq", False, "request 7 failed: MaxSequenceLengthOverflowError"),
+        (
+            "0.20-reply-failed_submission_placeholder",
+            None,
+            "request 7 failed: the engine gave no reason",
+        ),
+        (
+            "0.19-reply-failed_submission_placeholder",
+            None,
+            "request 7 failed: the engine gave no reason",
+        ),
+        (
+            "0.19-reply-failed_two_errors",
+            False,
+            "request 7 failed: TokenOverflowError; BlockOverflowError: no blocks",
+        ),
+    ],
+)
+def test_genuine_failures_say_why(name: str, retryable: bool | None, message: str) -> None:  # noqa: FBT001
+    completion = convert(received(name))
+    error = request_failed(completion)
+    assert error.completion is completion
+    assert error.retryable is retryable
+    assert str(error) == message
+
+
+# Why it ended
+
+GENERATED = "num_tokens_to_generate"
+TOTAL = "num_tokens_total"
+
+
+@pytest.mark.parametrize(
+    ("asked", "echoed", "reason"),
+    [
+        ({}, None, "stop"),
+        ({}, {}, "stop"),
+        ({GENERATED: 4}, None, "stop"),
+        ({GENERATED: 3}, None, "length"),
+        ({GENERATED: 2}, None, "length"),
+        ({GENERATED: 4}, {GENERATED: 3}, "stop"),  # what was asked for counts
+        ({GENERATED: None}, {GENERATED: 3}, "length"),
+        ({GENERATED: None}, {GENERATED: 4}, "stop"),
+        ({GENERATED: None, TOTAL: None}, {GENERATED: 3}, "length"),
+        ({TOTAL: 13}, None, "length"),
+        ({TOTAL: 14}, None, "stop"),
+        ({TOTAL: 14}, {GENERATED: 3}, "stop"),
+        ({TOTAL: 14}, {TOTAL: 13}, "stop"),
+        ({}, {TOTAL: 13}, "length"),
+        ({}, {TOTAL: 14}, "stop"),
+        ({GENERATED: True}, {GENERATED: "3"}, "stop"),  # nonsense is no budget
+        ({}, {GENERATED: 3.0, TOTAL: 13.0}, "stop"),
+    ],
+    ids=str,
+)
+def test_length_means_that_the_budget_was_used_up(
+    asked: dict[str, Any], echoed: dict[str, Any] | None, reason: str
+) -> None:
+    fields = {"generated_tokens": [1, 2, 3], "prompt_length": 10, "sampling_params": echoed}
+    assert convert(fields, asked=asked).finish_reason == reason
+
+
+def test_a_total_budget_says_nothing_without_the_length_of_the_prompt() -> None:
+    fields = {"generated_tokens": [1, 2, 3]}
+    assert convert(fields, asked={TOTAL: 3}).finish_reason == "stop"
+
+
+def test_the_engines_own_count_decides_where_it_gives_one() -> None:
+    fields = {"generated_tokens": [1, 2, 3], "generated_length": 4}
+    assert convert(fields, asked={GENERATED: 4}).finish_reason == "length"
+    assert convert(fields).generated_length == 4
+    assert convert({"generated_tokens": [1, 2, 3]}).generated_length == 3
+
+
+@pytest.mark.parametrize(
+    ("status", "aborted", "reason"),
+    [
+        ("COMPLETED", False, "length"),
+        ("COMPLETED", True, "abort"),
+        ("FAILED", False, "error"),
+        ("FAILED", True, "error"),
+        ("UNHEARD_OF", False, "length"),
+    ],
+)
+def test_failure_comes_before_abort_and_abort_before_length(
+    status: str,
+    aborted: bool,  # noqa: FBT001
+    reason: str,
+) -> None:
+    fields = {"status": status, "generated_tokens": [1]}
+    assert convert(fields, asked={GENERATED: 1}, aborted=aborted).finish_reason == reason
+
+
+# What a reply holds
+
+
+def test_what_was_measured_here_stands_beside_what_the_engine_measured() -> None:
+    completion = to_completion(
+        {"status": "COMPLETED", "ttft": 3, "tpot": [0.5, 1], "latency": 9.0},
+        request_id=7,
+        latency=0.5,
+        time_to_first_token=0.25,
+        asked={},
+        aborted=False,
+    )
+    assert completion.latency == 0.5
+    assert completion.time_to_first_token == 0.25
+    assert completion.ttft == 3.0
+    assert completion.tpot == [0.5, 1.0]
+    assert completion.extra == {"latency": 9.0}
+
+
+def test_fields_of_newer_engines_are_kept_and_the_repeated_prompt_is_not() -> None:
+    fields = {"unheard_of": {"a": [1]}, "remaining_prompt_tokens": ["tensor", [1, 2]]}
+    assert convert(fields).extra == {"unheard_of": {"a": [1]}}
+
+
+def test_a_failed_request_may_have_almost_nothing() -> None:
+    completion = convert({"status": "FAILED", "generated_tokens": None, "events": None})
+    assert completion.generated_tokens == []
+    assert completion.generated_length == 0
+    assert completion.events == ()
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda a: a, lambda a: ["tensor", a], lambda a: ["ndarray", {"data": a, "dtype": "x"}]],
+    ids=["bare", "tensor", "ndarray"],
+)
+@pytest.mark.parametrize(
+    ("field", "array"),
+    [
+        ("prompt_tokens", [1, 2]),
+        ("generated_tokens", [1, 2]),
+        ("prompt_log_probs", [-0.5, -1.0]),
+        ("generated_log_probs", [-0.5, -1.0]),
+        ("routing_indices", [[[0, 1]], [[2, 3]]]),
+        ("prompt_tokens", []),
+        ("routing_indices", ["tensor", "ndarray", "x"]),
+    ],
+)
+def test_arrays_come_as_nested_lists_however_they_were_wrapped(
+    wrap: Any, field: str, array: list[Any]
+) -> None:
+    fields = {"generated_tokens": [1, 2], field: wrap(array)}
+    assert getattr(convert(fields), field) == array
+
+
+@pytest.mark.parametrize("field", ["generated_log_probs", "generated_top_n_logprobs"])
+@pytest.mark.parametrize("tokens", [[], [1], [1, 2]])
+def test_log_probs_of_a_stop_word_that_was_taken_off_again_go_with_it(
+    field: str, tokens: list[int]
+) -> None:
+    values: list[Any] = [-0.5, -1.0] if field == "generated_log_probs" else [{"a": -0.5}, {}]
+    completion = convert({"generated_tokens": tokens, field: values})
+    assert getattr(completion, field) == values[: len(tokens)]
+    assert getattr(convert({"generated_tokens": tokens}), field) is None
+
+
+def test_two_strings_in_a_list_are_no_array() -> None:
+    fields = {"unheard_of": ["tensor", "flow"], "events": [EVENT | {"payload": ["tensor", "x"]}]}
+    completion = convert(fields)
+    assert completion.extra == {"unheard_of": ["tensor", "flow"]}
+    assert completion.events[0].payload == ["tensor", "x"]
+
+
+EVENT = {"timestamp": 1.0, "type": "ERROR_TRANSIENT"}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("status", None),
+        ("status", 3),
+        ("status", ["tensor", "COMPLETED"]),
+        ("prompt", ["tensor", "flow"]),
+        ("events", ["tensor", []]),
+        ("request_id", "9"),
+        ("generated_tokens", "abc"),
+        ("generated_tokens", [1, 2.0]),
+        ("generated_tokens", ["tensor", "abc"]),
+        ("generated_tokens", ["tensor", [1], "too many"]),
+        ("generated_tokens", ["unheard_of", [1]]),
+        ("generated_tokens", ["ndarray", [1]]),
+        ("generated_tokens", ["ndarray", {"dtype": "int64"}]),
+        ("generated_length", 1.0),
+        ("prompt", b"bytes"),
+        ("sampling_params", [1]),
+        ("events", [{"type": "FAIL"}]),
+        ("policy_epoch", [[0]]),
+        ("kv_cache_epoch", [0, 1]),
+        ("ttft", "soon"),
+        ("payload_offloaded", 1),
+    ],
+)
+def test_a_field_that_makes_no_sense_is_not_handed_to_the_caller(field: str, value: object) -> None:
+    with pytest.raises(MalformedMessage):
+        convert({field: value})
+
+
+def test_a_reply_without_a_status_makes_no_sense() -> None:
+    with pytest.raises(MalformedMessage, match="status"):
+        to_completion(
+            {}, request_id=7, latency=0.5, time_to_first_token=None, asked={}, aborted=False
+        )
+
+
+# Why it failed
+
+TRANSIENT = {"timestamp": 1.0, "type": "ERROR_TRANSIENT"}
+NONTRANSIENT = {"timestamp": 1.0, "type": "ERROR_NONTRANSIENT"}
+OTHER = {"timestamp": 1.0, "type": "FAIL", "payload": {"type": "Unrelated"}}
+
+
+@pytest.mark.parametrize(
+    ("events", "retryable"),
+    [
+        ([], None),
+        ([OTHER], None),
+        ([TRANSIENT], True),
+        ([OTHER, TRANSIENT, TRANSIENT], True),
+        ([NONTRANSIENT, OTHER], False),
+        ([TRANSIENT, NONTRANSIENT], False),
+        ([NONTRANSIENT, TRANSIENT], False),
+    ],
+    ids=str,
+)
+def test_a_retry_makes_sense_only_if_every_error_is_transient(
+    events: list[dict[str, Any]],
+    retryable: bool | None,  # noqa: FBT001
+) -> None:
+    error = request_failed(convert({"status": "FAILED", "events": events}))
+    assert error.retryable is retryable
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        (None, "ERROR_TRANSIENT"),
+        ({}, "ERROR_TRANSIENT"),
+        ({"type": None, "message": ""}, "ERROR_TRANSIENT"),
+        ({"type": "BlockOverflowError", "message": None}, "BlockOverflowError"),
+        ({"message": "no blocks"}, "no blocks"),
+        ({"type": "BlockOverflowError", "message": "no blocks"}, "BlockOverflowError: no blocks"),
+        ({"type": 5, "message": ["odd"]}, "5: ['odd']"),
+        ("out of memory", "out of memory"),
+        (["out", "of"], "['out', 'of']"),
+        ("x" * 10_000, "x" * 500),
+        ({"type": "x" * 10_000, "message": "y" * 10_000}, "x" * 500 + ": " + "y" * 500),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_the_message_of_a_failure_says_what_the_engine_said(payload: object, reason: str) -> None:
+    event = TRANSIENT | {"payload": payload}
+    error = request_failed(convert({"status": "FAILED", "events": [OTHER, event]}))
+    assert str(error) == f"request 7 failed: {reason}"
