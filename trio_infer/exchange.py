@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import trio
 
-from .errors import LocalProtocolError
 from .models import ClientStatistics
 from .protocol.dialects import Kind
 from .protocol.session import Session
@@ -121,15 +120,9 @@ class Exchange:
 
     @trio.lowlevel.enable_ki_protection
     def finish_early(self, request_id: int) -> None:
-        """The final reply is wanted soon: ABORT is sent before this returns.
-
-        Raises:
-            LocalProtocolError: the request does not run.
-        """
-        if not self._session.finish_early(request_id):
-            msg = "the request does not run"
-            raise LocalProtocolError(msg)
-        self._send_abort(request_id)
+        """The final reply is wanted soon: if it runs, ABORT is sent before this returns."""
+        if self._session.finish_early(request_id):
+            self._send_abort(request_id)
 
     @trio.lowlevel.enable_ki_protection
     def condemn(self, request_id: int, *, finished: bool) -> None:

@@ -44,11 +44,15 @@ class _Broken:
 _Arrival: TypeAlias = Frame | _Final | _Broken
 
 
+def _not_ended(_: list[int]) -> Exception:
+    return trio.WouldBlock()
+
+
 class Reception:
     """The inbox of one request, and what has been read out of it so far.
 
     Attributes:
-        request_id: the client's number of the request; None before it is handed over.
+        request_id: the client's number of the request; -1 before it is handed over.
         arrived: what the decoded replies hold.
         completion: the completion, once its final reply was decoded.
         ended: whether nothing will come any more.
@@ -77,8 +81,8 @@ class Reception:
         self._undecoded: list[_Arrival] = []
         self._submitted_at = 0.0
         self._first_at: float | None = None
-        self._make_error: Callable[[list[int]], Exception] | None = None
-        self.request_id: int | None = None
+        self._make_error: Callable[[list[int]], Exception] = _not_ended
+        self.request_id = -1
         self.arrived = Assembler()
         self.completion: Completion | None = None
         self.ended = False
@@ -88,13 +92,6 @@ class Reception:
         """The request was handed over just now."""
         self.request_id = request_id
         self._submitted_at = trio.current_time()
-
-    @property
-    def _id(self) -> int:
-        if self.request_id is None:
-            msg = "replies come to requests that were handed over"
-            raise RuntimeError(msg)
-        return self.request_id
 
     # The inbox: called by the receiving task
 
@@ -134,6 +131,11 @@ class Reception:
     # Called by the task that reads
 
     @property
+    def handed_over(self) -> bool:
+        """Whether the request has an id."""
+        return self.request_id >= 0
+
+    @property
     def has_news(self) -> bool:
         """Whether waiting would return at once."""
         return (
@@ -145,7 +147,7 @@ class Reception:
     @property
     def has_ended(self) -> bool:
         """Whether the end has been decoded."""
-        return self._make_error is not None or self.completion is not None
+        return self.completion is not None or self._make_error is not _not_ended
 
     def outcome(self) -> Completion:
         """The completion; or raises what the request ended with instead.
@@ -153,10 +155,8 @@ class Reception:
         Raises:
             trio.WouldBlock: the end has not been decoded yet.
         """
-        if self._make_error is not None:
-            raise self._make_error(self.arrived.tokens)
         if self.completion is None:
-            raise trio.WouldBlock
+            raise self._make_error(self.arrived.tokens)
         return self.completion
 
     async def wait(self) -> None:
@@ -205,7 +205,7 @@ class Reception:
         first = self._first_at
         completion = self.arrived.finish(
             final.body,
-            request_id=self._id,
+            request_id=self.request_id,
             latency=final.at - self._submitted_at,
             time_to_first_token=None if first is None else first - self._submitted_at,
             asked=self._asked,
@@ -222,5 +222,5 @@ class Reception:
         """A body made no sense: the request has failed, and is aborted if it still runs."""
         message = str(error)
         self._make_error = lambda _: RemoteProtocolError(message)
-        self._exchange.condemn(self._id, finished=self.ended and not self.aborted)
+        self._exchange.condemn(self.request_id, finished=self.ended and not self.aborted)
         self.ended = True

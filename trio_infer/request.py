@@ -68,7 +68,7 @@ class Request:
         self.closed = True
         reception = self.reception
         reception.close()
-        if reception.request_id is not None and not reception.ended:
+        if reception.handed_over and not reception.ended:
             self._exchange.abandon(reception.request_id)
 
     async def result(self) -> Completion:
@@ -94,7 +94,7 @@ class Request:
         """Aborts the request if it runs, and waits for its end."""
         reception = self.reception
         await trio.lowlevel.checkpoint_if_cancelled()
-        if reception.request_id is not None and not (reception.ended or reception.aborted):
+        if not (reception.ended or reception.aborted):
             self._exchange.finish_early(reception.request_id)
             reception.aborted = True
         return await self.result()

@@ -92,7 +92,7 @@ class CompletionStream(trio.abc.ReceiveChannel[TokenDelta]):
         Raises:
             LocalProtocolError: it has not been handed over yet.
         """
-        if self._reception.request_id is None:
+        if not self._reception.handed_over:
             raise LocalProtocolError(_NOT_HANDED_OVER)
         return self._reception.request_id
 
@@ -124,7 +124,7 @@ class CompletionStream(trio.abc.ReceiveChannel[TokenDelta]):
     def _reading(self) -> _Turn:
         if self._request.closed:
             raise trio.ClosedResourceError(CLOSED)
-        if self._reception.request_id is None:
+        if not self._reception.handed_over:
             raise LocalProtocolError(_NOT_HANDED_OVER)
         return self._turn
 

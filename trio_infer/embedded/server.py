@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from ..background import running_behind
 from ..protocol.dialects import resolve_dialect
 from ..sockets import ROUTER, Link, ZmqSocket, dispose_context, make_context
 from .core import CoordinatorCore
 from .engine import DEFAULT_MAX_REQUESTS, DEFAULT_MAX_SEQUENCE_LENGTH, Engine
 from .ngram import default_model
-from ..background import running_behind
 from .serving import Serving
 
 if TYPE_CHECKING:

@@ -1,0 +1,275 @@
+"""What a stream gives its reader, and in which order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import trio
+import trio.testing
+
+from tests.waiting import until
+from trio_infer import (
+    CompletionStream,
+    InferenceClient,
+    LocalProtocolError,
+    RemoteProtocolError,
+    RequestFailed,
+    SamplingParams,
+    TokenDelta,
+)
+from trio_infer.sockets import NotConnected, ZmqSocket
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.peers import ScriptedCoordinator
+    from trio_infer.protocol.wire import Frame
+
+LONG = SamplingParams(num_tokens_to_generate=100_000)
+
+
+async def arrived(stream: CompletionStream, count: int) -> None:
+    await until(lambda: stream._reception._receive.statistics().current_buffer_used >= count)
+
+
+async def test_all_that_has_come_is_one_delta(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    async with client.stream("hi", LONG) as stream:
+        submission = await coordinator.submission()
+        for token in range(5):
+            coordinator.partial(
+                submission,
+                [token],
+                new_log_probs=[-float(token)],
+                new_top_n_logprobs=[{"a": -float(token)}],
+            )
+        await arrived(stream, 5)
+        assert await stream.receive() == TokenDelta(
+            tokens=[0, 1, 2, 3, 4],
+            log_probs=[-0.0, -1.0, -2.0, -3.0, -4.0],
+            top_n_logprobs=[{"a": -float(token)} for token in range(5)],
+        )
+
+
+async def test_what_has_come_can_be_taken_without_waiting(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    async with client.stream("hi", LONG) as stream:
+        with pytest.raises(trio.WouldBlock):
+            stream.receive_nowait()
+        submission = await coordinator.submission()
+        coordinator.partial(submission, [1])
+        await arrived(stream, 1)
+        assert stream.receive_nowait().tokens == [1]
+        with pytest.raises(trio.WouldBlock):
+            stream.receive_nowait()
+        coordinator.reply(submission, [1, 2])
+        await until(lambda: stream.finished)
+        assert stream.receive_nowait().tokens == [2]
+        for _ in range(2):
+            with pytest.raises(trio.EndOfChannel):
+                stream.receive_nowait()
+            with pytest.raises(trio.EndOfChannel):
+                await stream.receive()
+
+
+async def test_a_partial_without_tokens_is_no_delta(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    async with client.stream("hi", LONG) as stream, trio.open_nursery() as nursery:
+        submission = await coordinator.submission()
+
+        async def send() -> None:
+            coordinator.partial(submission, [])
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            coordinator.partial(submission, [7])
+
+        nursery.start_soon(send)
+        assert (await stream.receive()).tokens == [7]
+
+
+async def test_result_takes_what_is_unread_into_tokens(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    async with client.stream("hi", LONG) as stream:
+        submission = await coordinator.submission()
+        coordinator.partial(submission, [1])
+        coordinator.partial(submission, [2])
+        coordinator.reply(submission, [1, 2, 3])
+        completion = await stream.result()
+        assert completion.generated_tokens == stream.tokens == [1, 2, 3]
+        assert stream.completion is completion
+        with pytest.raises(trio.EndOfChannel):
+            await stream.receive()
+    assert stream.tokens == [1, 2, 3]
+    assert stream.completion is completion
+
+
+async def test_a_second_reader_at_once_is_refused(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    async with client.stream("hi", LONG) as stream, trio.open_nursery() as nursery:
+        nursery.start_soon(stream.receive)
+        await trio.testing.wait_all_tasks_blocked()
+        for read in (stream.receive, stream.result, stream.finish_early):
+            with pytest.raises(trio.BusyResourceError):
+                await read()
+        with pytest.raises(trio.BusyResourceError):
+            stream.receive_nowait()
+        coordinator.partial(await coordinator.submission(), [1])
+
+
+async def test_a_stream_that_was_not_entered_knows_nothing(client: InferenceClient) -> None:
+    stream = client.stream("hi")
+    assert stream.tokens == []
+    assert stream.completion is None
+    assert not stream.finished
+    with pytest.raises(LocalProtocolError, match="enter"):
+        stream.request_id  # noqa: B018 - the property raises
+    with pytest.raises(LocalProtocolError, match="enter"):
+        stream.receive_nowait()
+    await stream.aclose()
+    with pytest.raises(trio.ClosedResourceError):
+        await stream.receive()
+
+
+async def test_finish_early_of_a_request_that_then_fails_raises(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    coordinator.answers_aborts = False
+    ways: tuple[dict[str, object], ...] = ({"status": "FAILED"}, {"status": 7})
+    for fields in ways:
+        async with client.stream("hi", LONG) as stream, trio.open_nursery() as nursery:
+
+            async def fail(fields: dict[str, object] = fields) -> None:
+                coordinator.reply(await coordinator.abort(), [], **fields)
+
+            nursery.start_soon(fail)
+            with pytest.raises((RequestFailed, RemoteProtocolError)):
+                await stream.finish_early()
+    statistics = client.statistics()
+    assert (statistics.aborted, statistics.failed, statistics.completed) == (2, 0, 0)
+    assert statistics.submitted == 2
+
+
+async def test_a_final_reply_in_pieces_after_an_abort_counts_once(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    coordinator.answers_aborts = False
+    async with client.stream("hi", LONG) as stream, trio.open_nursery() as nursery:
+
+        async def reply_in_pieces() -> None:
+            abort = await coordinator.abort()
+            coordinator.send(abort.client, [b"\x92\x15" + bytes([abort.id]), b"\x80", b"\x80"])
+
+        nursery.start_soon(reply_in_pieces)
+        with pytest.raises(RemoteProtocolError):
+            await stream.finish_early()
+    statistics = client.statistics()
+    assert (statistics.aborted, statistics.failed, statistics.malformed) == (1, 0, 1)
+
+
+async def test_a_contradicting_final_reply_is_refused(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    async with client.stream("hi", LONG) as stream:
+        submission = await coordinator.submission()
+        coordinator.partial(submission, [1, 2])
+        coordinator.reply(submission, [1, 3])
+        assert (await stream.receive()).tokens == [1, 2]
+        with pytest.raises(RemoteProtocolError, match="contradict"):
+            await stream.receive()
+    assert client.statistics().failed == 1
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [[1, 2, 3], (1, 2, 3), range(1, 4), np.array([1, 2, 3]), np.array([1, 2, 3], dtype=np.int8)],
+)
+async def test_token_ids_may_come_in_any_sequence(
+    coordinator: ScriptedCoordinator, client: InferenceClient, prompt: Sequence[int]
+) -> None:
+    async with client.stream(prompt):
+        assert (await coordinator.submission()).message.prompt == [1, 2, 3]
+
+
+async def test_what_a_caller_changes_afterwards_is_not_sent(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    prompt = [1, 2, 3]
+    stream = client.stream(prompt)
+    prompt.append(4)
+    async with stream:
+        assert (await coordinator.submission()).message.prompt == [1, 2, 3]
+
+
+@pytest.mark.parametrize("prompt", ["", [], [1.0], [True], b"bytes", None, ["a"], {1: 2}, "\ud800"])
+async def test_a_wrong_prompt_is_refused_before_anything_is_sent(
+    coordinator: ScriptedCoordinator, client: InferenceClient, prompt: object
+) -> None:
+    with pytest.raises((TypeError, ValueError), match="prompt"):
+        client.stream(prompt)  # type: ignore[arg-type]
+    with pytest.raises((TypeError, ValueError), match="prompt"):
+        await client.generate(prompt)  # type: ignore[arg-type]
+    assert client.statistics().submitted == 0
+
+
+async def test_a_handoff_is_not_asked_for_by_accident(client: InferenceClient) -> None:
+    """Nobody would release what it pins."""
+    with pytest.raises(ValueError, match="do_kv_handoff"):
+        client.stream("hi", SamplingParams(do_kv_handoff=True))
+
+
+async def test_streaming_is_set_on_what_is_sent_and_on_nothing_else(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    params = SamplingParams(num_tokens_to_generate=5, streaming=True)
+    async with client.stream("streamed", params), trio.open_nursery() as nursery:
+        nursery.start_soon(client.generate, "whole", params)
+        for streaming in (True, False):
+            submission = await coordinator.submission()
+            assert submission.message.sampling_params == params.serialize() | {
+                "streaming": streaming
+            }
+        coordinator.reply(submission, [1])
+    assert params == SamplingParams(num_tokens_to_generate=5, streaming=True)
+
+
+async def test_a_request_that_the_socket_does_not_take_waits_for_the_next_connection(
+    coordinator: ScriptedCoordinator, client: InferenceClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals = ["the first"]
+    send = ZmqSocket.send
+
+    def refuse_once(socket: ZmqSocket, frames: Sequence[Frame]) -> None:
+        if refusals and len(frames) == 5:
+            refusals.pop()
+            raise NotConnected
+        send(socket, frames)
+
+    monkeypatch.setattr(ZmqSocket, "send", refuse_once)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(client.generate, "hi")
+        submission = await coordinator.submission()
+        coordinator.reply(submission, [1])
+    statistics = client.statistics()
+    assert (statistics.submitted, statistics.completed, statistics.connections) == (1, 1, 2)
+
+
+async def test_an_abort_that_the_socket_does_not_take_goes_down_with_the_connection(
+    coordinator: ScriptedCoordinator, client: InferenceClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with client.stream("hi", LONG):
+        await coordinator.submission()
+
+        def refuse(socket: ZmqSocket, frames: Sequence[Frame]) -> None:
+            raise NotConnected
+
+        monkeypatch.setattr(ZmqSocket, "send", refuse)
+    monkeypatch.undo()
+    await until(lambda: client.statistics().connections == 2)
+    statistics = client.statistics()
+    assert (statistics.aborted, statistics.undelivered, statistics.lost) == (1, 1, 0)
