@@ -13,8 +13,8 @@ import pytest
 import trio
 import trio.testing
 
-from trio_infer.embedded import EmbeddedCoordinator, open_coordinator, server
 from trio_infer.background import running_behind
+from trio_infer.embedded import EmbeddedCoordinator, open_coordinator, server
 from trio_infer.errors import ConnectError
 from trio_infer.protocol.dialects import FRAMED, Kind
 from trio_infer.protocol.wire import ClientCodec, Frames, ServerMessage, unpack_map

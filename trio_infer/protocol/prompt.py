@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias
 
 from ..models.scalars import INT64_MAX, INT64_MIN, to_int, to_text
 
 __all__ = ["Prompt", "SupportsToList", "coerce_prompt"]
 
 
-@runtime_checkable
 class SupportsToList(Protocol):
     """An array of token ids: NumPy's, torch's, the standard library's."""
 
@@ -43,7 +42,8 @@ def _token_ids(prompt: object) -> list[int]:
     if isinstance(prompt, bytes | bytearray | memoryview):
         msg = f"prompt must be str or token ids, not {type(prompt).__name__}: decode it first"
         raise TypeError(msg)
-    items = prompt.tolist() if isinstance(prompt, SupportsToList) else prompt
+    to_list = getattr(prompt, "tolist", None)
+    items = to_list() if callable(to_list) else prompt
     if not isinstance(items, Sequence) or isinstance(items, str | bytes):
         msg = f"prompt must be str or a sequence of token ids, not {type(prompt).__name__}"
         raise TypeError(msg)

@@ -169,23 +169,21 @@ class ClientCodec:
         """The first message of every connection."""
         return [_pack([self.dialect.headers[Kind.CONNECT]])]
 
-    def prepare(self, prompt: str | list[int], sampling_params: Mapping[str, Any]) -> Submission:
+    def prepare(self, prompt: str | list[int], sampling_params: dict[str, Any]) -> Submission:
         """Packs a request as far as it goes without an id.
 
         Args:
             prompt: as `coerce_prompt` returns it.
             sampling_params: as `SamplingParams.serialize` returns them.
         """
-        fields = dict(sampling_params)
         bodies = (_pack(prompt), _NONE, _NONE, _NONE)  # prompt, hashes, media, offload params
-        return Submission(_pack(fields), bodies)
+        return Submission(_pack(sampling_params), bodies)
 
     def submit(self, request_id: int, submission: Submission) -> Frames:
         """A request under an id."""
-        packer = msgpack.Packer()
-        head = packer.pack_array_header(4)
-        head += _pack(self.dialect.headers[Kind.SUBMIT_REQUEST]) + _pack(request_id)
-        return [head + submission.sampling_params + _NONE, *submission.bodies]
+        head = _pack([self.dialect.headers[Kind.SUBMIT_REQUEST], request_id, None, None])
+        metadata = head[: -2 * len(_NONE)] + submission.sampling_params + _NONE  # in their places
+        return [metadata, *submission.bodies]
 
     def abort(self, request_id: int) -> Frames:
         """The end of a request, before its time."""
