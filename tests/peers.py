@@ -34,7 +34,7 @@ def finished(tokens: list[int], **fields: Any) -> dict[str, Any]:
         "status": "COMPLETED",
         "generated_tokens": tokens,
         "generated_length": len(tokens),
-        "generated_text": bytes(tokens).decode(errors="replace"),
+        "generated_text": "".join(map(chr, tokens)),
     } | fields
 
 

@@ -1,26 +1,10 @@
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
 import pytest
 import trio
 import trio.testing
 
 from trio_infer.background import running_behind
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-@contextmanager
-def noting() -> Iterator[list[type[BaseException]]]:
-    noted: list[type[BaseException]] = []
-    try:
-        yield noted
-    except BaseException as error:
-        noted.append(type(error))
-        raise
 
 
 async def crash() -> None:
@@ -88,12 +72,13 @@ async def test_a_cancelled_scope_is_left_as_any_other() -> None:
         assert scope.cancelled_caught
 
 
-async def test_a_cancellation_that_the_block_did_not_notice_propagates_alone() -> None:
-    with trio.CancelScope() as scope, noting() as noted:
+async def test_a_cancellation_that_the_block_did_not_notice_waits_for_the_next_checkpoint() -> None:
+    with trio.CancelScope() as scope:
         async with running_behind(trio.sleep_forever, trio.sleep_forever):
             scope.cancel()
+        assert not scope.cancelled_caught
+        await trio.lowlevel.checkpoint()
     assert scope.cancelled_caught
-    assert noted == [trio.Cancelled]
 
 
 async def test_the_blocks_exception_outlives_a_cancellation() -> None:
@@ -124,3 +109,25 @@ async def test_ctrl_c_while_the_tasks_end_is_not_swallowed() -> None:
         async with running_behind(interrupted):
             await trio.testing.wait_all_tasks_blocked()
             raise ValueError
+
+
+async def test_while_a_cancelled_block_unwinds_the_services_are_still_there() -> None:
+    ran: list[str] = []
+
+    async def service() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            ran.append("service")
+
+    with trio.CancelScope() as scope:
+        async with running_behind(service):
+            scope.cancel()
+            try:
+                await trio.sleep_forever()
+            finally:
+                with trio.CancelScope(shield=True):
+                    await trio.testing.wait_all_tasks_blocked()
+                ran.append("block")
+    assert scope.cancelled_caught
+    assert ran == ["block", "service"]

@@ -64,21 +64,31 @@ def _first(error: BaseException) -> BaseException:
     return error
 
 
+async def _run_in(scope: trio.CancelScope, service: Callable[[], Awaitable[object]]) -> None:
+    with scope:
+        await service()
+
+
 @asynccontextmanager
 async def running_behind(*services: Callable[[], Awaitable[object]]) -> AsyncGenerator[None]:
     """Runs services until the block ends, then cancels them.
 
-    What the block raises comes out bare, and so does what a service raises, which ends the block.
+    A cancelled scope around it all ends the block first: while the block unwinds, the services are
+    still there. What the block raises comes out bare, and so does what a service raises, which
+    ends the block.
     """
     background = Background()
     nursery = await background.open()
+    scopes = [trio.CancelScope(shield=True) for _ in services]
     error: BaseException | None = None
     try:
-        for service in services:
-            nursery.start_soon(service)
+        for service, scope in zip(services, scopes, strict=True):
+            nursery.start_soon(_run_in, scope, service)
         yield
     except BaseException as raised:
         error = raised
         raise
     finally:
+        for scope in scopes:
+            scope.cancel()
         await background.close(error)  # noqa: ASYNC102 - waits for cancelled tasks only

@@ -165,6 +165,18 @@ async def test_a_paused_engine_ends_an_aborted_request_once_it_goes_on(
         assert stream.completion.finish_reason == "abort"
 
 
+async def test_a_deadline_around_coordinator_and_client_ends_the_client_first() -> None:
+    with trio.CancelScope() as scope:
+        async with open_coordinator(step_time=0.001) as coordinator:
+            async with open_client(coordinator.address) as client:
+                async with client.stream("The ", SamplingParams(top_k=1)) as stream:
+                    await stream.receive()
+                    scope.cancel()
+                    await stream.result()
+    assert scope.cancelled_caught
+    assert client.statistics().undelivered == 0
+
+
 async def test_two_clients_get_their_own_replies(coordinator: EmbeddedCoordinator) -> None:
     async with (
         open_client(coordinator.address) as one,

@@ -97,6 +97,7 @@ class ZmqSocket:
 
         Raises:
             ValueError: if the address is none.
+            ConnectError: if it cannot be used here.
         """
         self._check()
         if self._monitor is None:
@@ -112,15 +113,12 @@ class ZmqSocket:
 
         Raises:
             ValueError: if the address is none.
-            ConnectError: if it cannot be bound, such as when it is taken.
+            ConnectError: if it cannot be bound, such as when it is taken, or another machine's.
         """
         self._check()
         try:
             self._zmq.bind(address)
         except zmq.ZMQError as error:
-            if error.errno == zmq.EADDRINUSE:
-                msg = f"cannot bind {address}: {error}"
-                raise ConnectError(msg) from error
             raise _address_error(address, error) from error
         bound: str = self._zmq.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
         self._look()
@@ -275,6 +273,11 @@ def _content(frame: zmq.Frame) -> Frame:
     return frame.bytes if len(frame) < COPY_BELOW else frame.buffer
 
 
+_NO_ADDRESS: Final = (zmq.EINVAL, zmq.EPROTONOSUPPORT, zmq.ENOCOMPATPROTO)
+
+
 def _address_error(address: str, error: zmq.ZMQError) -> Exception:
-    msg = f"{address!r} is no address that ZeroMQ takes, such as 'tcp://host:5555': {error}"
-    return ValueError(msg)
+    if error.errno in _NO_ADDRESS:
+        msg = f"{address!r} is no address that ZeroMQ takes, such as 'tcp://host:5555': {error}"
+        return ValueError(msg)
+    return ConnectError(f"cannot use {address}: {error.strerror}")

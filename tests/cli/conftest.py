@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.peers import ScriptedCoordinator, scripted_coordinator
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+
+@pytest.fixture(autouse=True)
+def heard_signals() -> Iterator[None]:
+    """Lets programs hear signals even where these tests were started in the background."""
+    ignored = [
+        number
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is signal.SIG_IGN
+    ]
+    for number in ignored:
+        signal.signal(number, signal.SIG_DFL)
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+
+
+@pytest.fixture
+async def coordinator() -> AsyncIterator[ScriptedCoordinator]:
+    async with scripted_coordinator() as coordinator:
+        yield coordinator
+        assert coordinator.unroutable == 0, "the real coordinator would have crashed"

@@ -1,0 +1,223 @@
+"""What goes wrong is one line on standard error and an exit code, never a traceback."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import sys
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from tests.cli.endless import Endless, far
+from tests.cli.programs import Result, run, started
+from trio_infer.embedded import open_coordinator
+
+if TYPE_CHECKING:
+    from tests.peers import ScriptedCoordinator
+
+BYTES = ("--stream", "--tokenizer", "bytes")
+
+
+def said(result: Result) -> str:
+    """The one line that an error is, if it was foreseen."""
+    assert "internal error" not in result.stderr
+    assert result.stderr.startswith("trio-infer: ")
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.endswith("\n")
+    return result.stderr.removeprefix("trio-infer: ").strip()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ("nothing", "No such command 'nothing'"),
+        ("generate --nothing hi", "No such option"),
+        ("generate one two", "unexpected extra argument (two)"),
+        ("generate --num-tokens -1 hi", "'--num-tokens': -1 is not in the range"),
+        ("generate --temperature nan hi", "temperature must be finite"),
+        ("generate --top-p 2 hi", "'--top-p': 2.0 is not in the range"),
+        ("generate --top-k 3 --top-p 0.5 hi", "top_k and top_p exclude each other"),
+        ("generate --dialect 0.17 hi", "'--dialect': '0.17' is not"),
+        ("generate --tokenizer words hi", "'--tokenizer': 'words' is not"),
+        ("generate --address nowhere hi", "'nowhere' is no address"),
+        ("generate --address tcp://nowhere hi", "'tcp://nowhere' is no address"),
+        ("generate --address tcp://host:1 --seed 1 hi", "--seed and --step-time are for"),
+        ("generate --address tcp://host:1 --step-time 1 hi", "--seed and --step-time are for"),
+        ("generate", "prompt is empty"),
+        ("coordinator --engines 0", "'--engines': 0 is not in the range"),
+        ("coordinator --step-time nan", "step_time must be"),
+        ("coordinator --bind nowhere", "'nowhere' is no address"),
+    ],
+)
+async def test_a_command_line_that_makes_no_sense(arguments: str, complaint: str) -> None:
+    result = await run(*arguments.split())
+    assert complaint in said(result)
+    assert (result.code, result.stdout) == (2, "")
+
+
+async def test_a_complaint_is_one_line_whatever_it_quotes() -> None:
+    complaint = said(await run("generate", "one", "two\nlines"))
+    assert "extra argument (two lines)" in complaint
+
+
+async def test_a_prompt_that_is_no_text() -> None:
+    result = await run("generate", "-", stdin=b"good \xff bad")
+    assert "the prompt on standard input is not UTF-8: invalid start byte at byte 5" in said(result)
+    assert result.code == 2
+
+
+async def test_no_standard_input_at_all() -> None:
+    shell = ("sh", "-c", '"$@" <&-', "sh", sys.executable, "-m", "trio_infer")
+    result = await run("generate", command=shell)
+    assert "no prompt" in said(result)
+    assert result.code == 2
+
+
+async def test_nobody_listens() -> None:
+    options = ("--address", "tcp://127.0.0.1:1", "--connect-timeout", "0.2")
+    result = await run("generate", *options, "hi")
+    assert "no handshake with tcp://127.0.0.1:1 within 0.2 s" in said(result)
+    assert (result.code, result.stdout) == (1, "")
+
+
+async def test_the_address_is_taken(coordinator: ScriptedCoordinator) -> None:
+    result = await run("coordinator", "--bind", coordinator.address)
+    assert f"cannot use {coordinator.address}: Address already in use" in said(result)
+    assert (result.code, result.stdout) == (1, "")
+
+
+@pytest.mark.parametrize("stream", [("--stream",), ()])
+async def test_the_connection_is_lost(stream: tuple[str, ...]) -> None:
+    options = ("--tokenizer", "bytes", "-n", "100000", *stream)
+    async with AsyncExitStack() as stack:
+        serving = open_coordinator(model=Endless(), step_time=0.002)
+        coordinator = await stack.enter_async_context(serving)
+        async with started("generate", "--address", coordinator.address, *options, "hi") as program:
+            await coordinator.wait_until(partial(far, coordinator))
+            await stack.aclose()
+            assert re.fullmatch("x+\n", await program.stdout.rest())
+            result = Result(await program.ended(), "", await program.stderr.rest())
+            assert "connection was lost" in said(result)
+            assert result.code == 1
+
+
+async def test_the_engine_gives_up() -> None:
+    async with open_coordinator(max_sequence_length=10) as coordinator:
+        result = await run("generate", "--address", coordinator.address, "x" * 20)
+        assert "failed" in said(result)
+        assert (result.code, result.stdout) == (1, "")
+
+
+async def test_nobody_reads_the_text_any_more(coordinator: ScriptedCoordinator) -> None:
+    async with started("generate", "--address", coordinator.address, *BYTES, "hi") as program:
+        request = await coordinator.submission()
+        coordinator.partial(request, list(b"Hel"))
+        await program.stdout.until("Hel")
+        await program.stdout.aclose()
+        coordinator.partial(request, list(b"lo"))
+        await coordinator.abort()
+        assert await program.ended() == 141
+        assert await program.stderr.rest() == ""
+
+
+async def test_nobody_reads_the_text_of_an_embedded_coordinator() -> None:
+    async with started("generate", "--stream", "-n", "10000", "--top-k", "1", "hi") as program:
+        await program.stdout.until(" ")
+        await program.stdout.aclose()
+        closed = trio.current_time()
+        assert await program.ended() == 141
+        assert await program.stderr.rest() == ""
+        assert trio.current_time() - closed < 4  # the coordinator was there to answer the abort
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("coordinator",)])
+async def test_nobody_reads_at_all(arguments: tuple[str, ...]) -> None:
+    async with started(*arguments) as program:
+        await program.stdout.aclose()
+        assert await program.ended() == 141
+        assert await program.stderr.rest() == ""
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("coordinator",), ("generate", "hi")])
+async def test_the_disk_is_full(arguments: tuple[str, ...]) -> None:
+    with open("/dev/full", "wb") as full:  # noqa: ASYNC230, PTH123 - a device
+        result = await run(*arguments, stdout=full)
+    assert said(result).endswith("No space left on device")
+    assert result.code == 1
+
+
+async def test_standard_output_is_closed() -> None:
+    shell = ("sh", "-c", '"$@" >&-', "sh", sys.executable, "-m", "trio_infer")
+    result = await run("generate", "-n", "5", "hi", command=shell)
+    assert (result.code, result.stderr) == (0, "")
+
+
+BROKEN = """
+import sys, trio_infer.cli.generate
+def broken(*_, **__): raise LookupError("oh\\nno")
+trio_infer.cli.generate.open_client = broken
+sys.exit(trio_infer.cli.main())
+"""
+
+
+async def test_a_fault_of_our_own() -> None:
+    result = await run("generate", "hi", command=(sys.executable, "-c", BROKEN))
+    line = "trio-infer: internal error: LookupError: oh (TRIO_INFER_DEBUG=1 shows where)\n"
+    assert result.stderr == line
+    assert result.code == 1
+
+
+async def test_a_fault_of_our_own_to_be_found() -> None:
+    environment = {"TRIO_INFER_DEBUG": "1"}
+    result = await run("generate", "hi", command=(sys.executable, "-c", BROKEN), env=environment)
+    assert "in broken" in result.stderr
+    assert result.code == 1
+
+
+WITHOUT = """
+import runpy, sys
+sys.modules["{}"] = None
+runpy.run_module("trio_infer")
+"""
+
+
+@pytest.mark.parametrize("missing", ["click", "rich"])
+async def test_the_extra_is_missing(missing: str) -> None:
+    command = (sys.executable, "-c", WITHOUT.format(missing))
+    result = await run("generate", "hi", command=command)
+    assert "install trio-infer[cli]" in said(result)
+    assert (result.code, result.stdout) == (1, "")
+
+
+async def test_another_module_is_missing() -> None:
+    result = await run(command=(sys.executable, "-c", WITHOUT.format("trio_infer.cli.options")))
+    assert "ModuleNotFoundError: import of trio_infer.cli.options" in result.stderr
+
+
+@pytest.mark.parametrize("command", [(), ("generate",), ("coordinator",)])
+async def test_help_has_examples_and_exit_codes(command: tuple[str, ...]) -> None:
+    result = await run(*command, "--help")
+    assert "Examples:\n    trio-infer" in result.stdout
+    assert "Exit codes:\n    0    it worked" in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 100
+    assert (result.code, result.stderr) == (0, "")
+
+
+async def test_help_where_there_is_no_command() -> None:
+    assert (await run()).code == 2
+    assert "\nCommands:\n" in (await run()).stderr
+
+
+async def test_version() -> None:
+    version = importlib.metadata.version("trio-infer")
+    assert await run("--version") == Result(0, f"trio-infer {version}\n", "")
+
+
+async def test_the_script_is_the_same_program() -> None:
+    (script,) = importlib.metadata.entry_points(group="console_scripts", name="trio-infer")
+    program = f"import sys; from {script.module} import {script.attr}; sys.exit({script.attr}())"
+    assert await run("--help", command=(sys.executable, "-c", program)) == await run("--help")

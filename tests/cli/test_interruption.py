@@ -1,0 +1,218 @@
+"""Ctrl-C and its like: the request is aborted, what there is gets printed, the exit code tells."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from tests.cli.endless import Endless, far, idle
+from tests.cli.programs import in_terminal, started
+from trio_infer.embedded import open_coordinator
+from trio_infer.protocol.dialects import Kind
+
+if TYPE_CHECKING:
+    from tests.peers import ScriptedCoordinator
+
+LONG = ("-n", "100000", "--top-k", "1")  # the likeliest tokens of the embedded model never end
+BYTES = ("--stream", "--tokenizer", "bytes")
+
+
+@pytest.mark.parametrize("options", [BYTES, ("--stream",), ()])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+async def test_ends_the_request_and_prints_what_there_is(
+    options: tuple[str, ...], number: signal.Signals, code: int
+) -> None:
+    async with (
+        open_coordinator(model=Endless(), step_time=0.002) as coordinator,
+        started("generate", "--address", coordinator.address, *LONG, *options, "hi") as program,
+    ):
+        await coordinator.wait_until(partial(far, coordinator))
+        program.send(number)
+        await coordinator.wait_until(partial(idle, coordinator))
+        text = await program.stdout.rest()
+        assert await program.ended() == code
+        statistics = coordinator.statistics()
+        assert (statistics.aborts, statistics.unroutable) == (1, 0)
+        assert text == "x" * statistics.tokens + "\n"
+        errors = (await program.stderr.rest()).splitlines()
+        assert errors[-1] == f"trio-infer: interrupted after {statistics.tokens} tokens"
+        assert len(errors) == (2 if options == ("--stream",) else 1)
+
+
+async def test_ends_a_request_to_the_embedded_coordinator() -> None:
+    options = ("--stream", "--step-time", "0.01", *LONG)
+    async with started("generate", *options, "--seed", "1", "A generator") as program:
+        before = await program.stdout.until(" ")
+        program.send(signal.SIGINT)
+        assert (await program.stdout.rest()).startswith(before)
+        assert await program.ended() == 130
+        assert "interrupted after" in await program.stderr.rest()
+
+
+async def test_the_coordinator_of_another_shell_has_nothing_running_then() -> None:
+    async with started("coordinator", "--step-time", "0.005") as serving:
+        address = (await serving.stdout.until("\n")).strip()
+        async with started("generate", "--address", address, *LONG, *BYTES, "hi") as program:
+            await serving.stderr.until("1 running, 0 waiting, 0 completed, 0 aborted")
+            program.send(signal.SIGINT)
+            assert await program.ended() == 130
+            await serving.stderr.until("0 running, 0 waiting, 1 completed, 1 aborted")
+
+
+async def test_is_typed_as_ctrl_c_at_a_terminal(coordinator: ScriptedCoordinator) -> None:
+    async with in_terminal("generate", *to(coordinator), *BYTES, "hi") as terminal:
+        request = await coordinator.submission()
+        coordinator.partial(request, list(b"Hello"))
+        await terminal.screen.until("Hello")
+        await terminal.type("\x03")
+        await coordinator.abort()
+        assert await terminal.ended() == 130
+        screen = await terminal.screen.rest()
+        assert screen == "Hello^C\r\ntrio-infer: interrupted after 5 tokens\r\n"
+
+
+async def test_prints_the_tokens_of_the_last_reply_as_well(
+    coordinator: ScriptedCoordinator,
+) -> None:
+    coordinator.answers_aborts = False
+    async with started("generate", *to(coordinator), *BYTES, "hi") as program:
+        request = await coordinator.submission()
+        coordinator.partial(request, list(b"Hel"))
+        await program.stdout.until("Hel")
+        program.send(signal.SIGINT)
+        coordinator.reply(await coordinator.abort(), list(b"Hello"))
+        assert await program.stdout.rest() == "Hello\n"
+        assert await program.ended() == 130
+
+
+@pytest.mark.parametrize("stream", [("--stream",), ()])
+async def test_prints_what_has_come_where_no_reply_comes_soon(
+    coordinator: ScriptedCoordinator, stream: tuple[str, ...]
+) -> None:
+    coordinator.answers_aborts = False
+    options = ("--tokenizer", "bytes", *stream)
+    async with started("generate", *to(coordinator), *options, "hi") as program:
+        request = await coordinator.submission()
+        coordinator.partial(request, list(b"Hello \xc3"))
+        program.send(signal.SIGINT)
+        abort = await coordinator.abort()
+        assert await program.stdout.until("\n") == "Hello \n"
+        await program.stderr.until("waiting for the coordinator's last reply")
+        coordinator.reply(abort, list(b"Hello \xc3\xab"))
+        assert await program.ended() == 130
+        assert await program.stdout.rest() == "Hello \n"
+
+
+async def test_shows_ids_then_where_the_tokenizer_does_not_fit(
+    coordinator: ScriptedCoordinator,
+) -> None:
+    coordinator.answers_aborts = False
+    async with started("generate", *to(coordinator), "--tokenizer", "bytes", "hi") as program:
+        coordinator.partial(await coordinator.submission(), [15496, 995])
+        program.send(signal.SIGINT)
+        abort = await coordinator.abort()
+        assert (await program.stderr.until("\n")).startswith("15496 995 \n")
+        coordinator.reply(abort, [])
+        assert await program.ended() == 130
+        assert await program.stdout.rest() == ""
+
+
+async def test_says_so_where_the_last_reply_never_comes(coordinator: ScriptedCoordinator) -> None:
+    coordinator.answers_aborts = False
+    async with started("generate", *to(coordinator), *BYTES, "hi") as program:
+        coordinator.partial(await coordinator.submission(), list(b"Hello"))
+        await program.stdout.until("Hello")
+        program.send(signal.SIGINT)
+        await program.stderr.until("waiting for the coordinator's last reply")
+        coordinator.close()
+        assert await program.ended() == 130
+        lines = (await program.stderr.rest()).splitlines()
+        assert "owed its last reply" in lines[-1]
+        assert len(lines) == 2
+
+
+async def test_leaves_at_once_the_second_time(coordinator: ScriptedCoordinator) -> None:
+    coordinator.answers_aborts = False
+    async with started("generate", *to(coordinator), *BYTES, "hi") as program:
+        coordinator.partial(await coordinator.submission(), list(b"Hello"))
+        await program.stdout.until("Hello")
+        program.send(signal.SIGINT)
+        await program.stderr.until("Ctrl-C leaves at once")
+        started_at = trio.current_time()
+        program.send(signal.SIGINT)
+        assert await program.ended() == 130
+        assert trio.current_time() - started_at < 1
+        assert "owed" not in await program.stderr.rest()
+
+
+async def test_takes_a_signal_sent_twice_for_one(coordinator: ScriptedCoordinator) -> None:
+    coordinator.answers_aborts = False
+    async with started("generate", *to(coordinator), *BYTES, "hi") as program:
+        coordinator.partial(await coordinator.submission(), list(b"Hel"))
+        await program.stdout.until("Hel")
+        program.send(signal.SIGTERM)
+        program.send(signal.SIGINT)
+        abort = await coordinator.abort()
+        coordinator.reply(abort, list(b"Hello"))
+        assert await program.stdout.rest() == "Hello\n"
+        assert await program.ended() in {130, 143}
+        assert len(coordinator.of(Kind.ABORT_REQUEST)) == 1
+
+
+async def test_leaves_while_it_connects() -> None:
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port = listeners[0].socket.getsockname()[1]
+    options = ("--connect-timeout", "3600", "--address", f"tcp://127.0.0.1:{port}")
+    async with listeners[0], started("generate", *options, "hi") as program:
+        async with await listeners[0].accept():
+            program.send(signal.SIGINT)
+            assert await program.ended() == 130
+            assert await program.stdout.rest() == ""
+            assert await program.stderr.rest() == ""
+
+
+async def test_leaves_while_it_waits_for_a_prompt() -> None:
+    async with started("generate", stdin=subprocess.PIPE) as program:
+        assert program.process.stdin is not None
+        await program.process.stdin.send_all(b"x" * 500_000)  # more than a pipe takes: it reads
+        program.send(signal.SIGINT)
+        assert await program.ended() == 130
+        assert (await program.stderr.rest()).strip() == ""
+
+
+async def test_goes_on_where_hangups_are_ignored(coordinator: ScriptedCoordinator) -> None:
+    def ignore() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    async with started("generate", *to(coordinator), *BYTES, "hi", preexec_fn=ignore) as program:
+        request = await coordinator.submission()
+        coordinator.partial(request, list(b"Hel"))
+        await program.stdout.until("Hel")
+        program.send(signal.SIGHUP)
+        coordinator.partial(request, list(b"lo"))
+        await program.stdout.until("Hello")
+        coordinator.reply(request, list(b"Hello"))
+        assert await program.ended() == 0
+        assert not coordinator.of(Kind.ABORT_REQUEST)
+
+
+async def test_a_reader_that_has_stopped_holds_up_nothing(coordinator: ScriptedCoordinator) -> None:
+    text = b"x" * 500_000  # more than a pipe takes
+    async with started("generate", *to(coordinator), *BYTES, "hi") as program:
+        request = await coordinator.submission()
+        coordinator.partial(request, list(text))
+        await program.stdout.until("x")
+        program.send(signal.SIGINT)
+        await coordinator.abort()
+        assert await program.ended() == 130
+
+
+def to(coordinator: ScriptedCoordinator) -> tuple[str, str]:
+    return "--address", coordinator.address

@@ -1,0 +1,162 @@
+"""What a coordinator does, for those who watch it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from contextlib import contextmanager, nullcontext, suppress
+from typing import TYPE_CHECKING, Final, Protocol
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import RenderableType
+
+    from ..embedded import CoordinatorStatistics, EmbeddedCoordinator, RunningRequest
+
+__all__ = ["View", "make_view"]
+
+RATE_SECONDS: Final = 2.0
+"""The span over which tokens per second are counted."""
+
+SHOWN_REQUESTS: Final = 8
+"""So many running requests are listed; of more, how many more."""
+
+
+class View(Protocol):
+    """Something that shows what a coordinator does."""
+
+    interval: float
+    """Seconds between two refreshments."""
+
+    def refresh(self) -> None:
+        """Shows how things stand now."""
+
+
+@contextmanager
+def make_view(coordinator: EmbeddedCoordinator) -> Iterator[View]:
+    """Shows a coordinator on standard error: live if that is a terminal, else line by line."""
+    console = Console(stderr=True, highlight=False)
+    make = LiveView if console.is_terminal else PlainView
+    view = make(coordinator, console)
+    handler = _ConsoleHandler(console)
+    logger = logging.getLogger("trio_infer")
+    logger.addHandler(handler)
+    try:
+        with view.live if isinstance(view, LiveView) else nullcontext():
+            try:
+                yield view
+            finally:
+                view.refresh()  # how things stood at the end stays to be read
+    finally:
+        logger.removeHandler(handler)
+
+
+class LiveView:
+    """A few lines that change: the counters, and the requests that run."""
+
+    interval = 0.125
+
+    def __init__(self, coordinator: EmbeddedCoordinator, console: Console) -> None:
+        self._coordinator = coordinator
+        self._rate = _Rate()
+        # Without a thread of rich's own: the coordinator is this thread's business.
+        self.live = Live(console=console, auto_refresh=False, get_renderable=self.render)
+
+    def refresh(self) -> None:
+        """Draws the lines anew."""
+        self.live.refresh()
+
+    def render(self) -> RenderableType:
+        """The lines as they are now."""
+        statistics = self._coordinator.statistics()
+        running = self._coordinator.running
+        head = Text(_summary(statistics, self._rate.update(statistics.tokens)), style="bold")
+        if not running:
+            return head
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        for column in ("request", "engine", "prompt", "generated"):
+            table.add_column(column, justify="right")
+        for request in running[:SHOWN_REQUESTS]:
+            table.add_row(*_row(request))
+        more = len(running) - SHOWN_REQUESTS
+        return Group(head, table, *([Text(f"and {more} more", style="dim")] if more > 0 else []))
+
+
+class PlainView:
+    """A line whenever the counters have changed, at most one a second."""
+
+    interval = 1.0
+
+    def __init__(self, coordinator: EmbeddedCoordinator, console: Console) -> None:
+        self._coordinator = coordinator
+        self._console = console
+        self._rate = _Rate()
+        self._last = coordinator.statistics()
+
+    def refresh(self) -> None:
+        """Writes a line, if it would be another than the last."""
+        statistics = self._coordinator.statistics()
+        rate = self._rate.update(statistics.tokens)
+        if statistics != self._last:
+            self._last = statistics
+            self._console.print(f"trio-infer: {_summary(statistics, rate)}", soft_wrap=True)
+
+
+def _summary(statistics: CoordinatorStatistics, rate: float) -> str:
+    counts = {
+        "running": statistics.running,
+        "waiting": statistics.waiting,
+        "completed": statistics.completed,
+        "aborted": statistics.aborts,
+        "failed": statistics.failed,
+    }
+    told = ", ".join(f"{count} {name}" for name, count in counts.items())
+    return f"{told}, {rate:.0f} tokens/s"
+
+
+def _row(request: RunningRequest) -> Iterator[str]:
+    numbers = (
+        request.request_id,
+        request.engine,
+        request.prompt_length,
+        request.generated_length,
+    )
+    return map(str, numbers)
+
+
+class _Rate:
+    """How fast a counter grows, over the last seconds."""
+
+    def __init__(self) -> None:
+        self._before = (time.monotonic(), 0)
+        self._samples: deque[tuple[float, int]] = deque()
+
+    def update(self, count: int) -> float:
+        """Takes the counter as it is now, and returns its growth per second."""
+        now = time.monotonic()
+        self._samples.append((now, count))
+        while self._samples[0][0] < now - RATE_SECONDS:
+            self._before = self._samples.popleft()
+        then, before = self._before
+        return (count - before) / max(now - then, 1e-9)
+
+
+class _ConsoleHandler(logging.Handler):
+    """Writes what the coordinator logs above the live lines."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(logging.WARNING)
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes a line."""
+        line = Text(f"trio-infer: {record.getMessage()}")
+        with suppress(OSError):  # nobody reads it any more
+            self._console.print(line, soft_wrap=True)

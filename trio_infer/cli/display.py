@@ -1,0 +1,118 @@
+"""What of a generation is shown, where, and when.
+
+Partial results carry token ids alone; their text comes from the coordinator, in the final reply. So
+text can be shown while it is generated only where its tokenizer is known.
+"""
+
+from __future__ import annotations
+
+import codecs
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from ..embedded.ngram import END_TOKEN
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..models import Completion
+    from .output import Output
+
+__all__ = ["TOKENIZERS", "ByteDecoder", "Display"]
+
+_BYTES: Final = 256
+
+
+class ByteDecoder:
+    """Makes text of the ids of the embedded models, bytes in UTF-8; never of half a character."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text that these tokens complete. The end token has none.
+
+        Raises:
+            click.UsageError: for ids that are no bytes.
+        """
+        foreign = next((token for token in tokens if not 0 <= token <= END_TOKEN), None)
+        if foreign is not None:
+            msg = f"token {foreign} is no byte: --tokenizer bytes does not fit this coordinator"
+            raise click.UsageError(msg)
+        return self._decoder.decode(bytes(token for token in tokens if token < _BYTES))
+
+
+TOKENIZERS: Final = {"bytes": ByteDecoder}
+"""The tokenizers that are known here, by name."""
+
+
+class Display:
+    """Shows one generation.
+
+    Args:
+        output: where.
+        decoder: what makes text of token ids; None where the tokenizer is not known.
+        stream: whether to show what comes at once, as text or, where that cannot be, as ids on
+            standard error; otherwise there is but the text at the end.
+    """
+
+    def __init__(self, output: Output, decoder: ByteDecoder | None, *, stream: bool) -> None:
+        self._output = output
+        self._decoder = decoder
+        self._stream = stream
+        self._shown = ""
+        self._taken = 0
+        self._told_ids = False
+
+    def show(self, tokens: Sequence[int]) -> None:
+        """Shows the next tokens, if they are to be shown before the end.
+
+        Raises:
+            click.UsageError: if they are not of the tokenizer that was named.
+        """
+        if not self._stream:
+            return
+        self._taken += len(tokens)
+        if self._decoder is None:
+            self._tell_ids(tokens)
+        else:
+            self._add(self._decoder.decode(tokens))
+
+    def _add(self, text: str) -> None:
+        self._shown += text
+        self._output.text(text)
+
+    def _tell_ids(self, tokens: Sequence[int]) -> None:
+        self._told_ids = True
+        self._output.aside("".join(f"{token} " for token in tokens))
+
+    def finish(self, tokens: Sequence[int], completion: Completion | None) -> None:
+        """Shows what has not been shown yet.
+
+        Args:
+            tokens: all that have come.
+            completion: the coordinator's word on it; None where the generation was cut short.
+        """
+        if completion is None or completion.generated_text is None:
+            self._show_rest(tokens[self._taken :])
+            text = self._shown
+        else:
+            text = completion.generated_text
+        if self._told_ids:
+            self._output.aside("\n")
+        if text.startswith(self._shown):
+            self._add(text[len(self._shown) :])
+            self._output.end_line()
+        else:
+            self._output.end_line()
+            self._output.note("--tokenizer does not fit: the coordinator has another text")
+
+    def _show_rest(self, tokens: Sequence[int]) -> None:
+        if self._decoder is not None:
+            with suppress(click.UsageError):
+                self._add(self._decoder.decode(tokens))
+                return
+        if tokens:
+            self._tell_ids(tokens)

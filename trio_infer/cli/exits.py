@@ -1,0 +1,93 @@
+"""How the program ends: its exit codes, and the one line that says what went wrong.
+
+=========== =================================================================
+code        meaning
+=========== =================================================================
+0           it worked, or a coordinator was told to stop
+1           it failed
+2           the command line makes no sense
+128 + n     signal n ended it: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP, 141 where nobody
+            reads the output any more
+=========== =================================================================
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+from contextlib import suppress
+from typing import Final
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from ..errors import InferenceError
+
+__all__ = ["EXIT_CODES", "FAILED", "USAGE", "by_signal", "exit_code_for"]
+
+FAILED: Final = 1
+USAGE: Final = 2
+
+EXIT_CODES: Final = """
+\b
+Exit codes:
+  0    it worked, or a coordinator was told to stop
+  1    it failed
+  2    the command line makes no sense
+  130  Ctrl-C ended it; likewise 143 SIGTERM, 129 SIGHUP,
+       141 nobody reads the output any more"""
+
+DEBUG: Final = "TRIO_INFER_DEBUG"
+"""Set in the environment, unforeseen errors show where they come from."""
+
+
+def by_signal(number: int) -> int:
+    """The exit code of a program that a signal has ended, as shells have it."""
+    return 128 + number
+
+
+def exit_code_for(error: BaseException) -> int:
+    """Tells the user in one line what went wrong, if that is news, and returns the exit code."""
+    if isinstance(error, KeyboardInterrupt | click.Abort):
+        return by_signal(signal.SIGINT)
+    if isinstance(error, OSError):
+        _silence()
+        if error.errno == errno.EPIPE:
+            return by_signal(signal.SIGPIPE)
+    line, code = _diagnose(error)
+    _complain(line)
+    return code
+
+
+def _diagnose(error: BaseException) -> tuple[str, int]:
+    if isinstance(error, click.UsageError):
+        command = error.ctx.command_path if error.ctx else "trio-infer"
+        return f"{error.format_message()} (see {command} --help)", USAGE
+    if isinstance(error, click.ClickException):
+        return error.format_message(), error.exit_code
+    if isinstance(error, ValueError):  # the library's word for an argument that makes no sense
+        return str(error), USAGE
+    if isinstance(error, InferenceError):
+        return str(error) or type(error).__name__, FAILED
+    if isinstance(error, OSError):
+        return f"input or output failed: {error.strerror or error}", FAILED
+    if os.environ.get(DEBUG):
+        raise error
+    what = "".join(str(error).splitlines()[:1])
+    return f"internal error: {type(error).__name__}: {what} ({DEBUG}=1 shows where)", FAILED
+
+
+def _complain(line: str) -> None:
+    console = Console(stderr=True, highlight=False)
+    text = Text.assemble(("trio-infer:", "bold red"), " ", " ".join(line.split()))
+    with suppress(OSError):  # nobody to tell
+        console.print(text, soft_wrap=True)
+
+
+def _silence() -> None:
+    """Lets what Python still has to flush at exit go nowhere, since it would complain again."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

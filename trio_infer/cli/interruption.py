@@ -1,0 +1,74 @@
+"""What Ctrl-C and its like do: the first ends what is being done, the second everything."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from ..background import running_behind
+from .exits import by_signal
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+
+__all__ = ["Interruption"]
+
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+ECHO_SECONDS: Final = 0.1
+"""A signal so soon after another is the same one: ``timeout`` and other parents send it twice."""
+
+
+class Interruption:
+    """Whether and by which signal the program was interrupted.
+
+    Attributes:
+        signal: the first signal that came; None if none did.
+    """
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+        self._scope = trio.CancelScope()
+        self._at = 0.0
+
+    @property
+    def exit_code(self) -> int:
+        """0, or what shells make of the signal."""
+        return 0 if self.signal is None else by_signal(self.signal)
+
+    @asynccontextmanager
+    async def watching(self) -> AsyncGenerator[None]:
+        """The block in which signals are heard, but for those that this program's parent ignores.
+
+        The first cancels the innermost block of `cancels`. A later one ends the process at once.
+        """
+        heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        with trio.open_signal_receiver(*heard) as arrivals:
+            async with running_behind(partial(self._watch, arrivals)):
+                yield
+
+    @contextmanager
+    def cancels(self) -> Iterator[trio.CancelScope]:
+        """A block that the first signal cancels, and none around it; at once if it has come."""
+        with trio.CancelScope() as scope:
+            outer, self._scope = self._scope, scope
+            if self.signal is not None:
+                scope.cancel()
+            try:
+                yield scope
+            finally:
+                self._scope = outer
+
+    async def _watch(self, arrivals: AsyncIterator[int]) -> None:
+        async for number in arrivals:
+            if self.signal is None:
+                self.signal = signal.Signals(number)
+                self._at = trio.current_time()
+                self._scope.cancel()
+            elif number != signal.SIGHUP and trio.current_time() - self._at > ECHO_SECONDS:
+                os._exit(by_signal(number))
