@@ -28,13 +28,14 @@ __all__ = ["Received", "ScriptedCoordinator", "finished", "free_address", "scrip
 
 
 def finished(tokens: list[int], **fields: Any) -> dict[str, Any]:
-    """A finished request with such tokens."""
+    """A finished request with such tokens: bytes of UTF-8, if they can be."""
+    is_text = max(tokens, default=0) < 256
     return {
         "request_id": 1000,
         "status": "COMPLETED",
         "generated_tokens": tokens,
         "generated_length": len(tokens),
-        "generated_text": "".join(map(chr, tokens)),
+        "generated_text": bytes(tokens).decode(errors="replace") if is_text else "",
     } | fields
 
 

@@ -94,7 +94,7 @@ async def test_a_crash_beside_the_blocks_exception_is_noted_on_it() -> None:
             try:
                 await trio.sleep_forever()
             except trio.Cancelled:
-                raise ValueError from None
+                raise ValueError from None  # noqa: ASYNC104 - that is the point
     assert "KeyError()" in caught.value.__notes__[0]
 
 
@@ -109,6 +109,15 @@ async def test_ctrl_c_while_the_tasks_end_is_not_swallowed() -> None:
         async with running_behind(interrupted):
             await trio.testing.wait_all_tasks_blocked()
             raise ValueError
+
+
+async def test_ctrl_c_comes_before_a_crash() -> None:
+    async def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        async with running_behind(crash, interrupted):
+            await trio.sleep_forever()
 
 
 async def test_while_a_cancelled_block_unwinds_the_services_are_still_there() -> None:

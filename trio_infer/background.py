@@ -55,13 +55,20 @@ class Background:
 
 
 def _first(error: BaseException) -> BaseException:
-    """The first leaf of a group that is no Cancelled, or if all are, the first."""
+    """The leaf of a group that matters most: Ctrl-C and its like, then a crash, then Cancelled."""
+    return min(_leaves(error), key=_rank)
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
     if isinstance(error, BaseExceptionGroup):
-        _, crashes = error.split(trio.Cancelled)
-        error = error if crashes is None else crashes
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-    return error
+        return [leaf for part in error.exceptions for leaf in _leaves(part)]
+    return [error]
+
+
+def _rank(error: BaseException) -> int:
+    if isinstance(error, trio.Cancelled):
+        return 2
+    return 1 if isinstance(error, Exception) else 0
 
 
 async def _run_in(scope: trio.CancelScope, service: Callable[[], Awaitable[object]]) -> None:

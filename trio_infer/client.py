@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import trio
 
@@ -20,6 +20,7 @@ from .sockets import (
     SocketOptions,
     ZmqContext,
     check_address,
+    check_context,
     check_socket_options,
 )
 from .streams import CompletionStream
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
     from .models import ClientStatistics, Completion, SamplingParams, SupportsSerialize
 
 __all__ = ["InferenceClient", "open_client"]
+
+
+MAX_HEARTBEAT_SECONDS: Final = 86_400.0
+"""ZeroMQ counts milliseconds in 32 bits; a day is as good as for ever."""
 
 
 def open_client(
@@ -56,7 +61,9 @@ def open_client(
         address: of the coordinator, such as ``"tcp://coordinator:5555"``.
         dialect: what the coordinator speaks. It cannot be found out, and sending another dialect
             can kill a coordinator.
-        connect_timeout: seconds that connecting may take in all; None for no limit.
+        connect_timeout: seconds that connecting may take; None for no limit. A coordinator that was
+            greeted and has not answered gets ``close_timeout`` on top, since it crashes when it
+            answers a client that has gone.
         close_timeout: seconds that leaving may wait for the last replies.
         heartbeat_timeout: seconds of silence after which the coordinator counts as gone.
         max_message_size: bytes; a coordinator that sends a larger frame is disconnected.
@@ -65,11 +72,15 @@ def open_client(
         context: the ZeroMQ context to use; by default the client has one of its own.
 
     Raises:
-        TypeError, ValueError: at once, for a wrong argument.
+        TypeError, ValueError: for a wrong argument; at once, but for what only ZeroMQ can tell of
+            an address or a socket option, which comes on entering.
+        ConnectError: on entering, when the address cannot be used on this machine.
         ConnectTimeout: on entering, when there was no handshake within ``connect_timeout``.
     """
     link = Link(
-        heartbeat_timeout=_seconds(heartbeat_timeout, "heartbeat_timeout", least=0.001),
+        heartbeat_timeout=_seconds(
+            heartbeat_timeout, "heartbeat_timeout", least=0.001, most=MAX_HEARTBEAT_SECONDS
+        ),
         max_message_size=_bytes(max_message_size, "max_message_size"),
         socket_options=check_socket_options(socket_options),
     )
@@ -77,7 +88,7 @@ def open_client(
         check_address(to_text(address, "address")),
         dialect=resolve_dialect(dialect),
         link=link,
-        context=context,
+        context=check_context(context),
         connect_timeout=(
             math.inf if connect_timeout is None else _seconds(connect_timeout, "connect_timeout")
         ),
@@ -85,10 +96,10 @@ def open_client(
     )
 
 
-def _seconds(value: float, name: str, *, least: float = 0.0) -> float:
+def _seconds(value: float, name: str, *, least: float = 0.0, most: float = math.inf) -> float:
     seconds = to_float(value, name)
-    if seconds < least:
-        msg = f"{name} must be at least {least} seconds, not {seconds}"
+    if not least <= seconds <= most:
+        msg = f"{name} must be from {least:g} to {most:g} seconds, not {seconds:g}"
         raise ValueError(msg)
     return seconds
 
@@ -144,6 +155,9 @@ class InferenceClient(trio.abc.AsyncResource):
         self, prompt: Prompt, sampling_params: SamplingParams | SupportsSerialize | None = None
     ) -> CompletionStream:
         """A request whose tokens are received while it runs, for use in ``async with``.
+
+        Entering the block waits for a connection, if there is none, and hands the request over.
+        Leaving it ends the request.
 
         Args:
             prompt: text, or token ids as any sequence or array of ints.

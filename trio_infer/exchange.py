@@ -16,15 +16,16 @@ import trio
 from .models import ClientStatistics
 from .protocol.dialects import Kind
 from .protocol.session import Session
-from .sockets import Link, NotConnected, ZmqContext
+from .sockets import Home, NotConnected
 from .transport import Transport
 
 if TYPE_CHECKING:
     from .protocol.wire import ClientCodec, Frame, MalformedMessage, ServerMessage, Submission
+    from .sockets import Link, ZmqContext
 
 __all__ = ["Exchange", "Inbox"]
 
-_log: Final = logging.getLogger("trio_infer")
+_logger: Final = logging.getLogger(__name__)
 
 LOGGED_MALFORMED: Final = 10
 """So many malformed messages are logged one by one, then every tenth, hundredth…"""
@@ -62,6 +63,7 @@ class Exchange:
     def __init__(
         self, address: str, *, codec: ClientCodec, link: Link, context: ZmqContext
     ) -> None:
+        self._home = Home()
         self._codec = codec
         self._session: Session[Inbox] = Session()
         self._transport = Transport(address, codec, link, context, listener=self)
@@ -81,10 +83,12 @@ class Exchange:
         Raises:
             trio.ClosedResourceError: the client is closed.
         """
+        self._home.check()
         await trio.lowlevel.checkpoint_if_cancelled()
         while True:  # noqa: ASYNC913 - what goes round waits in _wait_up
-            if not self._transport.is_up or self._leaving:
+            if self._leaving or not self._transport.is_up:
                 await self._wait_up()
+                continue
             request_id = self._session.reserve_id()
             try:
                 self._transport.send(self._codec.submit(request_id, submission))
@@ -107,25 +111,24 @@ class Exchange:
         Raises:
             trio.ClosedResourceError: the client is closed.
         """
-        if self._leaving:
-            msg = "the client is closed"
-            raise trio.ClosedResourceError(msg)
         await self._transport.wait_up()
 
     @trio.lowlevel.enable_ki_protection
     def abandon(self, request_id: int) -> None:
         """Nobody wants the request any more: if it runs, ABORT is sent before this returns."""
+        self._home.check()
         if self._session.abandon(request_id):
             self._send_abort(request_id)
 
     @trio.lowlevel.enable_ki_protection
     def finish_early(self, request_id: int) -> None:
         """The final reply is wanted soon: if it runs, ABORT is sent before this returns."""
+        self._home.check()
         if self._session.finish_early(request_id):
             self._send_abort(request_id)
 
     @trio.lowlevel.enable_ki_protection
-    def condemn(self, request_id: int, *, finished: bool) -> None:
+    def fail(self, request_id: int, *, finished: bool) -> None:
         """A body that came for the request made no sense, so it has failed.
 
         Args:
@@ -134,13 +137,13 @@ class Exchange:
         """
         self._malformed += 1
         if finished:
-            self.refute()
-        elif self._session.condemn(request_id):
+            self.recount_as_failed()
+        elif self._session.fail(request_id):
             self._send_abort(request_id)
 
-    def refute(self) -> None:
+    def recount_as_failed(self) -> None:
         """A final reply, taken for a completion when it came, was none."""
-        self._session.refute()
+        self._session.recount_as_failed()
 
     def _send_abort(self, request_id: int) -> None:
         with contextlib.suppress(NotConnected):  # then the request went down with its connection
@@ -165,7 +168,7 @@ class Exchange:
                 inbox.final(message.body)
             self._check_settled()
         else:
-            self._session.discarded += 1
+            self._session.discard()
 
     def on_malformed(self, error: MalformedMessage) -> None:
         """Lays what makes no sense at the door of its request, if it has one."""
@@ -177,7 +180,7 @@ class Exchange:
             self._check_settled()
         else:
             inbox = self._session.partial(error.request_id)
-            if inbox is not None and self._session.condemn(error.request_id):
+            if inbox is not None and self._session.fail(error.request_id):
                 self._send_abort(error.request_id)
         if inbox is not None:
             inbox.malformed(error)
@@ -186,13 +189,13 @@ class Exchange:
         self._malformed += 1
         count = self._malformed
         if count <= LOGGED_MALFORMED or count == 10 ** (len(str(count)) - 1):
-            _log.warning("malformed message no. %d: %s", count, error)
+            _logger.warning("malformed message no. %d: %s", count, error)
 
     def on_lost(self, reason: str) -> None:
         """Tells all inboxes that their connection is gone."""
         inboxes = self._session.lose()
         if inboxes:
-            _log.warning("connection lost (%s), %d requests with it", reason, len(inboxes))
+            _logger.warning("connection lost (%s), %d requests with it", reason, len(inboxes))
         for inbox in inboxes:
             inbox.lost(reason)
         self._check_settled()
@@ -207,8 +210,9 @@ class Exchange:
     @trio.lowlevel.enable_ki_protection
     def abort_all(self) -> None:
         """Aborts what runs, and refuses what comes: the first half of leaving."""
+        self._home.check()
         self._leaving = True
-        self._transport.refuse()
+        self._transport.stop_waiting()
         for request_id, inbox in self._session.owners():
             self.abandon(request_id)
             inbox.closed()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Lifetime"]
 
-_log: Final = logging.getLogger("trio_infer")
+_logger: Final = logging.getLogger(__name__)
 
 
 class Lifetime:
@@ -49,7 +49,7 @@ class Lifetime:
     ) -> None:
         self._address = address
         self._close_timeout = close_timeout
-        self._context = context or make_context()
+        self._context = make_context() if context is None else context
         self._owns_context = context is None
         self.exchange = Exchange(address, codec=codec, link=link, context=self._context)
         self._scope = trio.CancelScope(shield=True)
@@ -105,7 +105,7 @@ class Lifetime:
     def _tell_what_is_owed(self) -> None:
         owed = self.exchange.statistics().aborting
         if owed:
-            _log.warning(
+            _logger.warning(
                 "left %s while it still owed the final replies to %d aborted requests; "
                 "it may crash when it sends them",
                 self._address,

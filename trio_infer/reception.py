@@ -55,18 +55,21 @@ class Reception:
         request_id: the client's number of the request; -1 before it is handed over.
         arrived: what the decoded replies hold.
         completion: the completion, once its final reply was decoded.
-        ended: whether nothing will come any more.
+        ended: whether nothing will come any more; `has_ended` says that this has been read as well.
+        aborted: whether the request was aborted while its final reply was still wanted.
     """
 
     __slots__ = (
         "_asked",
         "_exchange",
+        "_final_came",
         "_first_at",
         "_make_error",
         "_receive",
         "_send",
         "_submitted_at",
         "_undecoded",
+        "_waiting",
         "aborted",
         "arrived",
         "completion",
@@ -79,6 +82,8 @@ class Reception:
         self._asked = asked
         self._send, self._receive = trio.open_memory_channel[_Arrival](math.inf)
         self._undecoded: list[_Arrival] = []
+        self._waiting = False
+        self._final_came = False
         self._submitted_at = 0.0
         self._first_at: float | None = None
         self._make_error: Callable[[list[int]], Exception] = _not_ended
@@ -87,6 +92,10 @@ class Reception:
         self.completion: Completion | None = None
         self.ended = False
         self.aborted = False
+
+    def note_abort(self) -> None:
+        """The request was aborted while its final reply is still wanted."""
+        self.aborted = True
 
     def begin(self, request_id: int) -> None:
         """The request was handed over just now."""
@@ -103,12 +112,13 @@ class Reception:
 
     def final(self, body: Frame) -> None:
         """The final reply came; nothing follows."""
+        self._final_came = True
         self._end(_Final(body, trio.current_time()))
 
     def malformed(self, error: MalformedMessage) -> None:
         """A reply came that makes no sense; nothing follows."""
         if error.is_final and not self.aborted:
-            self._exchange.refute()
+            self._exchange.recount_as_failed()
         self._end(_Broken(lambda _: RemoteProtocolError(str(error))))
 
     def lost(self, reason: str) -> None:
@@ -140,6 +150,7 @@ class Reception:
         """Whether waiting would return at once."""
         return (
             self.has_ended
+            or self.arrived.has_untaken
             or bool(self._undecoded)
             or self._receive.statistics().current_buffer_used > 0
         )
@@ -165,7 +176,12 @@ class Reception:
         Raises:
             trio.ClosedResourceError: `close` was called.
         """
-        self._undecoded.append(await self._receive.receive())
+        self._waiting = True
+        try:
+            arrival = await self._receive.receive()
+        finally:
+            self._waiting = False
+        self._undecoded.insert(0, arrival)  # `close` may have put what came after it there
 
     @trio.lowlevel.enable_ki_protection
     def close(self) -> None:
@@ -175,7 +191,13 @@ class Reception:
 
     @trio.lowlevel.enable_ki_protection
     def decode(self) -> None:
-        """Decodes what has come."""
+        """Decodes what has come.
+
+        Beside a task that waits this does nothing: what comes is handed to that task first, and
+        nothing that came later may be decoded before it.
+        """
+        if self._waiting:
+            return
         self._collect()
         arrivals, self._undecoded = self._undecoded, []
         for arrival in arrivals:
@@ -213,7 +235,7 @@ class Reception:
         )
         if completion.finish_reason == "error":
             if not self.aborted:
-                self._exchange.refute()
+                self._exchange.recount_as_failed()
             self._make_error = lambda _: request_failed(completion)
         else:
             self.completion = completion
@@ -222,5 +244,5 @@ class Reception:
         """A body made no sense: the request has failed, and is aborted if it still runs."""
         message = str(error)
         self._make_error = lambda _: RemoteProtocolError(message)
-        self._exchange.condemn(self.request_id, finished=self.ended and not self.aborted)
+        self._exchange.fail(self.request_id, finished=self._final_came and not self.aborted)
         self.ended = True

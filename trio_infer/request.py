@@ -68,7 +68,7 @@ class Request:
         self.closed = True
         reception = self.reception
         reception.close()
-        if reception.handed_over and not reception.ended:
+        if reception.handed_over:
             self._exchange.abandon(reception.request_id)
 
     async def result(self) -> Completion:
@@ -87,7 +87,7 @@ class Request:
         while not reception.has_ended:
             await reception.wait()
             reception.decode()
-        reception.arrived.take_delta()
+        reception.arrived.take_all()
         return reception.outcome()
 
     async def finish_early(self) -> Completion:
@@ -96,7 +96,7 @@ class Request:
         await trio.lowlevel.checkpoint_if_cancelled()
         if not (reception.ended or reception.aborted):
             self._exchange.finish_early(reception.request_id)
-            reception.aborted = True
+            reception.note_abort()
         return await self.result()
 
     @trio.lowlevel.enable_ki_protection

@@ -98,18 +98,22 @@ class CompletionStream(trio.abc.ReceiveChannel[TokenDelta]):
 
     @property
     def tokens(self) -> list[int]:
-        """The token ids received so far; once the stream is closed, all that have arrived."""
+        """The token ids received so far; once the stream is closed, all that have arrived.
+
+        A new list each time, at a cost linear in their number.
+        """
         reception = self._reception
         if self._request.closed:
             reception.decode()
-            reception.arrived.take_delta()
+            reception.arrived.take_all()
         return reception.arrived.tokens[: reception.arrived.taken]
 
     @property
     def finished(self) -> bool:
-        """Whether the request has ended otherwise than by being left: nothing more will arrive.
+        """Whether nothing more will arrive: the final reply has, or the connection or client ended.
 
-        Some of what has arrived may still wait to be received.
+        Tokens that have arrived may still wait to be received. Of a request that was left before
+        its end this stays False.
         """
         return self._reception.ended
 

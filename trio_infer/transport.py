@@ -1,7 +1,8 @@
 """Connections to a coordinator, one after another: handshake, epochs, loss.
 
 A connection is a new socket, and so a new routing id: the coordinator answers each one's CONNECT,
-and nothing of an old one can reach whoever took its place. ZeroMQ's own reconnection is off.
+and nothing of an old one can reach whoever took its place. ZeroMQ's own reconnection is put off for
+longer than any socket lives.
 
 =========== ========================== =======================================================
 state       left when                  then
@@ -9,7 +10,7 @@ state       left when                  then
 linking     ZeroMQ's handshake ends    CONNECT is sent; *greeted*
 greeted     CONNECT_ACK comes          *up*: requests may be handed over
 up          the link breaks            *down*: nothing is sent any more; what has come is drained
-down        drained                    the floor above is told; closed; after a pause, *linking*
+down        drained                    closed; the floor above is told; after a pause, *linking*
 =========== ========================== =======================================================
 
 From every state a broken link, or too long a silence, leads to *down*.
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Listener", "Transport"]
 
-_log: Final = logging.getLogger("trio_infer")
+_logger: Final = logging.getLogger(__name__)
 
 LINK_SECONDS: Final = 10.0
 """How long one attempt may take to reach the peer, before a new one is made."""
@@ -186,20 +187,22 @@ class Transport:
         Raises:
             trio.ClosedResourceError: the transport was closed.
         """
-        while not self.is_up:
-            if self._closed:
-                msg = "the client is closed"
-                raise trio.ClosedResourceError(msg)
+        while not self._closed and not self.is_up:
             await self._turned.wait()
+        if self._closed:
+            msg = "the client is closed"
+            raise trio.ClosedResourceError(msg)
 
     async def wait_answered(self) -> None:  # noqa: ASYNC910 - may not have to wait
         """Returns when no answer to a CONNECT is owed, at once if none is."""
         if self._current is not None:
             await self._current.wait_while(_State.GREETED)
 
-    def refuse(self) -> None:
-        """Lets nobody wait for a connection any more; the present one goes on."""
+    def stop_waiting(self) -> None:
+        """Lets nobody wait for a connection any more. One that is up goes on; none comes up."""
         self._closed = True
+        if self._current is not None and self._current.state is _State.LINKING:
+            self._current.fail("closed")
         self._turn()
 
     def _turn(self) -> None:
@@ -208,7 +211,7 @@ class Transport:
 
     def _came_up(self) -> None:
         self.connections += 1
-        _log.debug("connected to %s", self.address)
+        _logger.debug("connected to %s", self.address)
         self._turn()
 
     @trio.lowlevel.enable_ki_protection
@@ -239,5 +242,6 @@ class Transport:
             self.reason = connection.reason
             self._current = None
             socket.close(linger=is_alive)
+            _logger.debug("connection to %s ended: %s", self.address, self.reason)
             if self.connections > was_up:
                 self.listener.on_lost(self.reason)

@@ -367,6 +367,14 @@ async def test_leaving_a_block_does_not_replace_what_it_raises_by_cancelled(
 async def test_whatever_is_awaited_is_a_checkpoint(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:
+    block = open_client(coordinator.address)
+    with trio.testing.assert_checkpoints():
+        other = await block.__aenter__()
+    with trio.testing.assert_checkpoints():
+        await other.aclose()
+    with trio.testing.assert_checkpoints():
+        await other.aclose()
+    await block.__aexit__(None, None, None)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(answer_all, coordinator)
         with trio.testing.assert_checkpoints():
@@ -549,9 +557,6 @@ async def test_late_partials_of_an_aborted_request_are_counted_and_dropped(
     coordinator.reply(submission, [1])
     await settled(client)
     assert client.statistics().discarded == 1
-
-
-# 9. Every request ends in one way
 
 
 async def test_entering_a_stream_twice_is_refused(

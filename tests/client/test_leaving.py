@@ -11,12 +11,14 @@ import pytest
 import trio
 import trio.lowlevel
 import trio.testing
+import zmq
 
-from tests.peers import ScriptedCoordinator, scripted_coordinator
+from tests.peers import ScriptedCoordinator, free_address, scripted_coordinator
 from tests.waiting import until
-from trio_infer import InferenceClient, SamplingParams, open_client
+from trio_infer import ConnectionLost, InferenceClient, SamplingParams, open_client
 from trio_infer.embedded import CoordinatorStatistics, EmbeddedCoordinator, open_coordinator
 from trio_infer.protocol.dialects import Kind
+from trio_infer.transport import Transport
 
 LONG = SamplingParams(num_tokens_to_generate=100_000)
 
@@ -35,9 +37,8 @@ async def test_leaving_waits_for_the_final_replies(coordinator: ScriptedCoordina
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(use)
-        aborts = [await coordinator.abort() for _ in range(3)]
-        await trio.testing.wait_all_tasks_blocked(0.01)
-        for abort in aborts:
+        for abort in [await coordinator.abort() for _ in range(3)]:
+            await trio.testing.wait_all_tasks_blocked(0.01)
             assert not left.is_set()
             coordinator.reply(abort, [])
 
@@ -188,11 +189,101 @@ async def test_aborts_behind_a_backlog_all_arrive() -> None:
         coordinator.answers_aborts = False
         async with open_client(coordinator.address, close_timeout=0) as client:
             for _ in range(50):
-                async with client.stream([1] * 80_000, LONG):
+                async with client.stream([2**40] * 40_000, LONG):
                     pass
         while len(coordinator.of(Kind.ABORT_REQUEST)) < 50:
             await coordinator.abort()
     assert client.statistics().undelivered == 50
+
+
+async def test_a_connection_that_breaks_while_leaving_ends_the_wait(
+    coordinator: ScriptedCoordinator,
+) -> None:
+    coordinator.answers_aborts = False
+    async with trio.open_nursery() as nursery:
+
+        async def die() -> None:
+            await coordinator.abort()
+            coordinator.close()
+
+        nursery.start_soon(die)
+        async with open_client(coordinator.address, close_timeout=10_000) as client:
+            async with client.stream("hi", LONG):
+                pass
+    assert client.statistics().undelivered == 1
+
+
+async def test_closing_in_the_tick_of_the_connection_sends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    address = free_address()
+    async with (
+        trio.open_nursery() as nursery,
+        scripted_coordinator(address) as first,
+        open_client(address) as client,
+    ):
+        with pytest.raises(ConnectionLost):
+            async with client.stream("in flight") as stream:
+                first.close()
+                await stream.result()
+        came_up = Transport._came_up
+
+        def come_up_and_close(transport: Transport) -> None:
+            came_up(transport)
+            client._exchange.abort_all()
+
+        monkeypatch.setattr(Transport, "_came_up", come_up_and_close)
+
+        async def wait() -> None:
+            with pytest.raises(trio.ClosedResourceError):
+                await client.generate("waits")
+
+        nursery.start_soon(wait)
+        await until(lambda: client.statistics().waiting)
+        async with scripted_coordinator(address) as second:
+            await until(lambda: not client.statistics().waiting)
+            await client.aclose()
+            assert second.log == []
+
+
+async def test_a_callers_context_is_used_and_left_alone(coordinator: ScriptedCoordinator) -> None:
+    with zmq.Context() as context:
+        async with (
+            open_client(coordinator.address, context=context) as one,
+            open_client(coordinator.address, context=context),
+        ):
+            assert one._lifetime._context is context
+        assert not context.closed
+        async with open_client(coordinator.address, context=context):
+            pass
+
+
+async def test_the_context_is_ended_outside_trios_thread(
+    coordinator: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may block for as long as something has still to be sent."""
+    threads: list[int] = []
+    term = zmq.Context.term
+
+    def note_thread(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        threads.append(threading.get_ident())
+        term(context)
+
+    async with open_client(coordinator.address):
+        monkeypatch.setattr(zmq.Context, "term", note_thread)
+    assert threads
+    assert threading.get_ident() not in threads
+
+
+async def test_leaving_needs_none_of_trios_own_worker_threads(
+    coordinator: ScriptedCoordinator,
+) -> None:
+    limiter = trio.to_thread.current_default_thread_limiter()
+    async with open_client(coordinator.address):
+        for borrower in range(int(limiter.total_tokens)):
+            limiter.acquire_on_behalf_of_nowait(borrower)
+    for borrower in range(int(limiter.total_tokens)):
+        limiter.release_on_behalf_of(borrower)
 
 
 async def test_leaving_leaves_no_thread_no_task_and_no_descriptor(
@@ -232,7 +323,7 @@ def interrupt() -> None:
     signal.raise_signal(signal.SIGINT)
 
 
-def test_ctrl_c_in_the_block_aborts_and_comes_out_bare() -> None:
+def test_ctrl_c_in_the_block_aborts_and_comes_out() -> None:
     async def main() -> None:
         async with scripted_coordinator() as coordinator:
             try:
@@ -279,12 +370,12 @@ def test_ctrl_c_while_generating_aborts_and_comes_out_bare() -> None:
     assert (served.aborts, served.running, served.unroutable) == (1, 0, 0)
 
 
-def test_a_second_ctrl_c_while_leaving_closes_at_once() -> None:
+def test_ctrl_c_while_leaving_closes_at_once() -> None:
     async def main() -> None:
         async with scripted_coordinator() as coordinator:
             coordinator.answers_aborts = False
             try:
-                async with open_client(coordinator.address, close_timeout=60) as client:
+                async with open_client(coordinator.address, close_timeout=10_000) as client:
                     clients.append(client)
                     trio.lowlevel.spawn_system_task(interrupt_when_aborted, coordinator)
                     async with client.stream("hi", LONG):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +13,7 @@ import trio.testing
 from tests.waiting import until
 from trio_infer import (
     CompletionStream,
+    ConnectionLost,
     InferenceClient,
     LocalProtocolError,
     RemoteProtocolError,
@@ -19,6 +21,7 @@ from trio_infer import (
     SamplingParams,
     TokenDelta,
 )
+from trio_infer.reception import Reception
 from trio_infer.sockets import NotConnected, ZmqSocket
 
 if TYPE_CHECKING:
@@ -108,6 +111,57 @@ async def test_result_takes_what_is_unread_into_tokens(
     assert stream.completion is completion
 
 
+async def test_looking_at_the_completion_beside_a_reader_takes_nothing_from_it(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    async with client.stream("hi", LONG) as stream, trio.open_nursery() as nursery:
+        received: list[list[int]] = []
+
+        async def read() -> None:
+            received.append((await stream.receive()).tokens)
+            assert (await stream.result()).generated_tokens == [1, 2, 3]
+
+        nursery.start_soon(read)
+        submission = await coordinator.submission()
+        await trio.testing.wait_all_tasks_blocked()
+        assert stream.completion is None
+        coordinator.partial(submission, [1])
+        coordinator.partial(submission, [2])
+        await until(lambda: stream.completion is not None or received)
+        coordinator.reply(submission, [1, 2, 3])
+        await until(lambda: stream.completion is not None)
+    assert received == [[1, 2]]
+    assert stream.tokens == [1, 2, 3]
+
+
+async def test_tokens_decoded_by_a_look_at_the_completion_are_still_received(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    async with client.stream("hi", LONG) as stream:
+        coordinator.partial(await coordinator.submission(), [1])
+        await arrived(stream, 1)
+        assert stream.completion is None
+        assert stream.tokens == []
+        assert (await stream.receive()).tokens == [1]
+
+
+async def test_closing_in_the_tick_of_two_arrivals_keeps_their_order(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    async with client.stream("hi", LONG) as stream, trio.open_nursery() as nursery:
+
+        async def read() -> None:
+            assert (await stream.receive()).tokens == [1, 2]
+
+        nursery.start_soon(read)
+        submission = await coordinator.submission()
+        await trio.testing.wait_all_tasks_blocked()
+        for token in (1, 2):
+            stream._reception.partial(coordinator.partial_frames(submission, [token])[1])
+        stream.close()
+    assert stream.tokens == [1, 2]
+
+
 async def test_a_second_reader_at_once_is_refused(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:
@@ -170,6 +224,96 @@ async def test_a_final_reply_in_pieces_after_an_abort_counts_once(
             await stream.finish_early()
     statistics = client.statistics()
     assert (statistics.aborted, statistics.failed, statistics.malformed) == (1, 0, 1)
+
+
+@pytest.mark.parametrize("end", ["connection", "client"])
+async def test_nonsense_that_is_read_after_the_end_changes_no_count(
+    coordinator: ScriptedCoordinator, client: InferenceClient, end: str
+) -> None:
+    async with client.stream("hi", LONG) as stream:
+        submission = await coordinator.submission()
+        coordinator.partial(submission, [1], new_tokens="one")
+        await arrived(stream, 1)
+        if end == "connection":
+            coordinator.close()
+            await until(lambda: stream.finished)
+        else:
+            await client.aclose()
+        with pytest.raises(RemoteProtocolError):
+            await stream.result()
+    statistics = client.statistics()
+    assert (statistics.completed, statistics.failed) == (0, 0)
+    assert (statistics.lost, statistics.aborted) == ((1, 0) if end == "connection" else (0, 1))
+
+
+async def test_every_request_ends_in_one_way(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    """Read, never read, failed, senseless, left, finished early, lost: each is counted once."""
+    coordinator.answers_aborts = False
+
+    async def one(prompt: str) -> CompletionStream:
+        stream = client.stream(prompt, LONG)
+        await stream.__aenter__()
+        return stream
+
+    read = await one("read")
+    coordinator.reply(await coordinator.submission(), [1])
+    await read.result()
+    unread = await one("never read")
+    coordinator.reply(await coordinator.submission(), [1])
+    await until(lambda: unread.finished)
+    failed = await one("failed")
+    coordinator.reply(await coordinator.submission(), [], status="FAILED")
+    with pytest.raises(RequestFailed):
+        await failed.result()
+    senseless = await one("senseless")
+    coordinator.reply(await coordinator.submission(), [], status=7)
+    with pytest.raises(RemoteProtocolError):
+        await senseless.result()
+    left = await one("left")
+    await coordinator.submission()
+    left.close()
+    coordinator.reply(await coordinator.abort(), [1])
+    early = await one("finished early")
+    submission = await coordinator.submission()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(early.finish_early)
+        await coordinator.abort()
+        coordinator.reply(submission, [1])
+    lost = await one("lost")
+    await coordinator.submission()
+    coordinator.close()
+    with pytest.raises(ConnectionLost):
+        await lost.result()
+    for stream in (read, unread, failed, senseless, left, early, lost):
+        await stream.aclose()
+    statistics = client.statistics()
+    assert statistics.submitted == 7
+    assert statistics.completed == 2
+    assert statistics.failed == 2
+    assert statistics.aborted == 2
+    assert statistics.lost == 1
+    assert statistics.in_flight == statistics.aborting == statistics.undelivered == 0
+
+
+async def test_what_has_ended_is_held_by_nobody_but_its_reader(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    for leave in (False, True):
+        async with client.stream("hi", LONG) as stream:
+            submission = await coordinator.submission()
+            if not leave:
+                coordinator.reply(submission, [1])
+                await stream.result()
+    assert receptions_alive() == 1
+    del stream
+    assert receptions_alive() == 0
+
+
+def receptions_alive() -> int:
+    gc.collect()
+    return sum(type(thing) is Reception for thing in gc.get_objects())
 
 
 async def test_a_contradicting_final_reply_is_refused(

@@ -89,15 +89,14 @@ async def test_text_and_its_token_ids_are_the_same_prompt(client: InferenceClien
     assert text.time_to_first_token is None
 
 
-async def test_what_the_engine_measures_and_what_the_client_measures_agree(
-    client: InferenceClient,
-) -> None:
+async def test_times_are_measured_here_and_by_the_engine(client: InferenceClient) -> None:
     async with client.stream("The ", greedy()) as stream:
         completion = await stream.result()
     assert completion.time_to_first_token is not None
-    assert 0 < completion.time_to_first_token <= completion.latency
+    assert 0 < completion.time_to_first_token < completion.latency
     assert completion.ttft is not None
     assert completion.tpot is not None
+    assert len(completion.tpot) > 0
 
 
 async def test_a_rejected_prompt_fails_with_the_reason(client: InferenceClient) -> None:
@@ -106,7 +105,7 @@ async def test_a_rejected_prompt_fails_with_the_reason(client: InferenceClient) 
     assert caught.value.completion.status == "FAILED"
 
 
-async def test_cancelling_thousands_leaves_nothing_running(
+async def test_cancelling_many_at_random_moments_leaves_nothing_running(
     coordinator: EmbeddedCoordinator, client: InferenceClient
 ) -> None:
     """Rollouts: many generations at once, most of them cancelled at random moments."""
@@ -145,7 +144,8 @@ async def test_cancelling_thousands_leaves_nothing_running(
     statistics = client.statistics()
     assert statistics.in_flight == statistics.waiting == statistics.lost == statistics.failed == 0
     assert statistics.submitted == statistics.completed + statistics.aborted
-    assert statistics.aborted > 100
+    assert statistics.aborted
+    assert statistics.completed
     served = coordinator.statistics()
     assert served.submitted == statistics.submitted
     assert served.aborts + served.stray_aborts == statistics.aborted
@@ -177,18 +177,19 @@ async def test_a_deadline_around_coordinator_and_client_ends_the_client_first() 
     assert client.statistics().undelivered == 0
 
 
-async def test_two_clients_get_their_own_replies(coordinator: EmbeddedCoordinator) -> None:
-    async with (
-        open_client(coordinator.address) as one,
-        open_client(coordinator.address) as other,
-        trio.open_nursery() as nursery,
-    ):
+async def test_two_clients_with_the_same_ids_get_their_own_replies(
+    coordinator: EmbeddedCoordinator,
+) -> None:
+    async def ask(client: InferenceClient, prompt: str, expected: list[int]) -> None:
+        for _ in range(20):
+            assert (await client.generate(prompt, greedy())).generated_tokens == expected
 
-        async def echo(client: InferenceClient, length: int) -> None:
-            params = SamplingParams(num_tokens_to_generate=length)
-            for _ in range(20):
-                assert (await client.generate("The ", params)).generated_length <= length
-
-        nursery.start_soon(echo, one, 3)
-        nursery.start_soon(echo, other, 5)
-        nursery.start_soon(echo, one, 4)
+    async with open_client(coordinator.address) as one, open_client(coordinator.address) as other:
+        prompts = ["The value of", "An exception is"]
+        expected = [(await one.generate(prompt, greedy())).generated_tokens for prompt in prompts]
+        assert expected[0] != expected[1]
+        await other.generate("so that the ids are the same", greedy())
+        await other.generate("on both sides", greedy())
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, one, prompts[0], expected[0])
+            nursery.start_soon(ask, other, prompts[1], expected[1])

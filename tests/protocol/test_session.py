@@ -47,22 +47,22 @@ def state_of(session: Session[str], request_id: int) -> str:
         ("running", "final", OWNER, "ended"),
         ("running", "abandon", True, "aborting"),
         ("running", "finish_early", True, "finishing"),
-        ("running", "condemn", True, "aborting"),
+        ("running", "fail", True, "aborting"),
         ("finishing", "partial", OWNER, "finishing"),
         ("finishing", "final", OWNER, "ended"),
         ("finishing", "abandon", False, "aborting"),
         ("finishing", "finish_early", False, "finishing"),
-        ("finishing", "condemn", False, "aborting"),
+        ("finishing", "fail", False, "aborting"),
         ("aborting", "partial", None, "aborting"),
         ("aborting", "final", None, "ended"),
         ("aborting", "abandon", False, "aborting"),
         ("aborting", "finish_early", False, "aborting"),
-        ("aborting", "condemn", False, "aborting"),
+        ("aborting", "fail", False, "aborting"),
         ("ended", "partial", None, "ended"),
         ("ended", "final", None, "ended"),
         ("ended", "abandon", False, "ended"),
         ("ended", "finish_early", False, "ended"),
-        ("ended", "condemn", False, "ended"),
+        ("ended", "fail", False, "ended"),
     ],
 )
 def test_the_table_at_the_head_of_the_module(
@@ -116,7 +116,7 @@ def test_ids_go_on_after_a_loss_so_that_a_late_reply_finds_nobody() -> None:
 
 def test_a_final_that_turned_out_to_be_a_failure_counts_as_one() -> None:
     session, _ = session_in("ended")
-    session.refute()
+    session.recount_as_failed()
     assert (session.completed, session.failed) == (0, 1)
 
 
@@ -216,8 +216,8 @@ class SessionMachine(RuleBasedStateMachine):
         return request_id if state == "running" else multiple()
 
     @rule(request_id=consumes(finished))
-    def refute(self, request_id: int) -> None:
-        self.session.refute()
+    def recount_as_failed(self, request_id: int) -> None:
+        self.session.recount_as_failed()
         self.expected.completed -= 1
         self.expected.failed += 1
 
@@ -240,9 +240,9 @@ class SessionMachine(RuleBasedStateMachine):
             self._move(request_id, "finishing")
 
     @rule(request_id=any_id)
-    def condemn(self, request_id: int) -> None:
+    def fail(self, request_id: int) -> None:
         state = self._state(request_id)
-        asked = self._asked_to_abort(request_id, asked=self.session.condemn(request_id))
+        asked = self._asked_to_abort(request_id, asked=self.session.fail(request_id))
         assert asked == (state == "running")
         self.expected.failed += asked
         if state in ("running", "finishing"):

@@ -6,7 +6,7 @@ import attrs
 import pytest
 
 from trio_infer.models import EpochSpan, RequestEvent
-from trio_infer.protocol.structuring import refuse, structure
+from trio_infer.protocol.structuring import structure, wrong_type
 from trio_infer.protocol.wire import MalformedMessage
 
 
@@ -123,4 +123,4 @@ def test_long_lists_are_checked_not_copied() -> None:
 
 
 def test_a_refusal_names_types_only_however_large_the_value() -> None:
-    assert str(refuse([[1] * 1000], "a map")) == "a map was expected, not list"
+    assert str(wrong_type([[1] * 1000], "a map")) == "a map was expected, not list"

@@ -94,6 +94,15 @@ class Assembler:
         self._log_probs += log_probs
         self._top_n += top_n
 
+    @property
+    def has_untaken(self) -> bool:
+        """Whether there is something for a delta."""
+        return self.taken < len(self.tokens)
+
+    def take_all(self) -> None:
+        """Counts everything that arrived as taken."""
+        self.taken = len(self.tokens)
+
     def take_delta(self) -> TokenDelta | None:
         """What arrived since the last call, as one delta; None if nothing did."""
         start, self.taken = self.taken, len(self.tokens)

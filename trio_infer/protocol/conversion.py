@@ -13,7 +13,7 @@ import attrs
 
 from ..errors import RequestFailed
 from ..models import Completion, EpochSpan, RequestEvent
-from .structuring import refuse, structure
+from .structuring import structure, wrong_type
 
 __all__ = ["FinishedRequest", "request_failed", "to_completion"]
 
@@ -71,7 +71,7 @@ def _unwrapped(value: Any) -> Any:
             return content
         if tag == "ndarray":
             if type(content) is not dict or "data" not in content:
-                raise refuse(content, "a map with an ndarray's data")
+                raise wrong_type(content, "a map with an ndarray's data")
             return content["data"]
     return value
 

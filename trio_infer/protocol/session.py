@@ -12,7 +12,8 @@ aborting    discarded        **ended**        --                   --
 ended       discarded        discarded        nothing              nothing
 =========== ================ ================ ==================== ===================
 
-When the connection is lost every state becomes *ended*. Ids are never used twice, so a late reply
+A reply that makes no sense takes its owner away as well: `fail` is leaving, counted otherwise. When
+the connection is lost every state becomes *ended*. Ids are never used twice, so a late reply
 finds nobody rather than somebody else.
 """
 
@@ -73,7 +74,7 @@ class Session(Generic[Owner]):
         if owner is None:
             owner = self._finishing.get(request_id)
             if owner is None:
-                self.discarded += 1
+                self.discard()
         return owner
 
     def final(self, request_id: int) -> Owner | None:
@@ -87,8 +88,12 @@ class Session(Generic[Owner]):
             if request_id in self._aborting:
                 self._aborting.remove(request_id)
             else:
-                self.discarded += 1
+                self.discard()
         return owner
+
+    def discard(self) -> None:
+        """Something came that nobody waits for."""
+        self.discarded += 1
 
     def abandon(self, request_id: int) -> bool:
         """The owner leaves. Returns whether an ABORT has to be sent, now."""
@@ -109,7 +114,7 @@ class Session(Generic[Owner]):
         self.aborted += 1
         return True
 
-    def condemn(self, request_id: int) -> bool:
+    def fail(self, request_id: int) -> bool:
         """A reply to the request made no sense. Returns whether an ABORT has to be sent, now."""
         must_abort = self.abandon(request_id)
         if must_abort:
@@ -117,7 +122,7 @@ class Session(Generic[Owner]):
             self.failed += 1
         return must_abort
 
-    def refute(self) -> None:
+    def recount_as_failed(self) -> None:
         """A final reply, counted as completed when it arrived, turned out to be a failure."""
         self.completed -= 1
         self.failed += 1

@@ -15,12 +15,12 @@ import cattrs
 from ..models import EpochSpan
 from .wire import MalformedMessage
 
-__all__ = ["refuse", "structure"]
+__all__ = ["structure", "wrong_type"]
 
 _Hook: TypeAlias = Callable[[Any, Any], Any]
 
 
-def refuse(value: object, expected: str) -> MalformedMessage:
+def wrong_type(value: object, expected: str) -> MalformedMessage:
     """The error for a value of the wrong type."""
     return MalformedMessage(f"{expected} was expected, not {type(value).__name__}")
 
@@ -28,7 +28,7 @@ def refuse(value: object, expected: str) -> MalformedMessage:
 def _just(kind: type) -> _Hook:
     def hook(value: Any, _: Any) -> Any:
         if type(value) is not kind:
-            raise refuse(value, kind.__name__)
+            raise wrong_type(value, kind.__name__)
         return value
 
     return hook
@@ -41,19 +41,19 @@ _map: Final = _just(dict)
 
 def _number(value: Any, _: Any) -> float:
     if type(value) not in (float, int):
-        raise refuse(value, "a number")
+        raise wrong_type(value, "a number")
     return float(value)
 
 
 def _ints(value: Any, _: Any) -> list[int]:
     if type(value) is not list or not all(type(item) is int for item in value):
-        raise refuse(value, "a list of ints")
+        raise wrong_type(value, "a list of ints")
     return value
 
 
 def _floats(value: Any, _: Any) -> list[float]:
     if type(value) is not list:
-        raise refuse(value, "a list of numbers")
+        raise wrong_type(value, "a list of numbers")
     if all(type(item) is float for item in value):
         return value
     return [_number(item, float) for item in value]
@@ -73,7 +73,7 @@ def _named_map(value: Any, _: Any) -> dict[str, Any]:
 def _epoch_span(value: Any, _: Any) -> EpochSpan:
     start_and_epoch = _ints(value, list[int])
     if len(start_and_epoch) != 2:  # noqa: PLR2004 - [token index, epoch]
-        raise refuse(value, "a [token index, epoch]")
+        raise wrong_type(value, "a [token index, epoch]")
     return EpochSpan(*start_and_epoch)
 
 

@@ -17,6 +17,7 @@ __all__ = [
     "SocketOptions",
     "ZmqContext",
     "check_address",
+    "check_context",
     "check_socket_options",
     "configure",
     "dispose_context",
@@ -40,19 +41,26 @@ HANDSHAKE_MS: Final = 10_000
 
 _RESERVED: Final = frozenset(
     {
+        "CONFLATE",
+        "DISCONNECT_MSG",
         "EVENTS",
         "FD",
         "HANDSHAKE_IVL",
         "HEARTBEAT_IVL",
         "HEARTBEAT_TIMEOUT",
         "HEARTBEAT_TTL",
+        "HELLO_MSG",
+        "HICCUP_MSG",
+        "HWM",
         "IMMEDIATE",
         "LINGER",
         "MAXMSGSIZE",
+        "PROBE_ROUTER",  # sends an empty frame, which coordinators take for an engine's
         "RCVHWM",
         "RCVMORE",
         "RECONNECT_IVL",
         "RECONNECT_IVL_MAX",
+        "RECONNECT_STOP",
         "ROUTER_MANDATORY",
         "ROUTING_ID",
         "SNDHWM",
@@ -93,6 +101,23 @@ async def dispose_context(context: ZmqContext) -> None:
         raise
 
 
+def check_context(context: object) -> ZmqContext | None:
+    """The ZeroMQ context of a caller's, or None.
+
+    Raises:
+        TypeError: for anything else; an asyncio context makes sockets of another kind.
+        ValueError: for one that is closed.
+    """
+    if context is not None and type(context) is not zmq.Context:
+        kind = type(context)
+        msg = f"context must be a zmq.Context, not {kind.__module__}.{kind.__qualname__}"
+        raise TypeError(msg)
+    if context is not None and context.closed:
+        msg = "context is closed"
+        raise ValueError(msg)
+    return context
+
+
 def check_address(address: str) -> str:
     """The address, if it is one that a connection can be watched on.
 
@@ -110,7 +135,7 @@ def check_socket_options(options: object) -> dict[int | str, int | bytes]:
     """The options, by name or number, if they may be set.
 
     Raises:
-        TypeError: for what is no mapping.
+        TypeError: for what is no mapping, and for names that are neither str nor int.
         ValueError: for an unknown option, and for one that this package sets by itself.
     """
     if options is None:
@@ -127,7 +152,10 @@ def check_socket_options(options: object) -> dict[int | str, int | bytes]:
     return checked
 
 
-def _option(key: int | str) -> zmq.SocketOption:
+def _option(key: object) -> zmq.SocketOption:
+    if not isinstance(key, str | int) or isinstance(key, bool):
+        msg = f"a socket option is named by a str or an int, not by {type(key).__name__}"
+        raise TypeError(msg)
     try:
         return zmq.SocketOption[key.upper()] if isinstance(key, str) else zmq.SocketOption(key)
     except (KeyError, ValueError):
@@ -154,8 +182,9 @@ def configure(socket: zmq.Socket[bytes], socket_type: int, link: Link) -> None:
         zmq.RCVHWM: 0,
         zmq.MAXMSGSIZE: link.max_message_size,
         zmq.HANDSHAKE_IVL: min(HANDSHAKE_MS, timeout_ms),
+        # A silence is noticed when the answer to a ping is overdue: together that is the timeout.
         zmq.HEARTBEAT_IVL: max(1, timeout_ms // 3),
-        zmq.HEARTBEAT_TIMEOUT: timeout_ms,
+        zmq.HEARTBEAT_TIMEOUT: max(1, timeout_ms - timeout_ms // 3),
     }
     if socket_type == ROUTER:
         options[zmq.ROUTER_MANDATORY] = 1

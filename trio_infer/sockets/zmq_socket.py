@@ -9,8 +9,6 @@ otherwise sleep on an edge that has gone. The reader drains before it waits for 
 from __future__ import annotations
 
 import enum
-import os
-import threading
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +17,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from ..errors import ConnectError
+from .home import Home
 from .link import LINGER_MS, configure
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ class LinkEvent(enum.Enum):
 
     UP = "the peer answered ZeroMQ's handshake"
     DOWN = "the peer is gone"
-    REFUSED = "nobody listens there"
+    REFUSED = "nobody listens there, or there is no such host"
     REJECTED = "ZeroMQ's handshake failed"
 
 
@@ -53,6 +52,7 @@ _EVENTS: Final[Mapping[int, LinkEvent]] = {
     zmq.EVENT_HANDSHAKE_SUCCEEDED: LinkEvent.UP,
     zmq.EVENT_DISCONNECTED: LinkEvent.DOWN,
     zmq.EVENT_CLOSED: LinkEvent.REFUSED,
+    zmq.EVENT_CONNECT_RETRIED: LinkEvent.REFUSED,  # the only sign of a name without an address
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: LinkEvent.REJECTED,
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: LinkEvent.REJECTED,
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: LinkEvent.REJECTED,
@@ -78,8 +78,7 @@ class ZmqSocket:
     """
 
     def __init__(self, socket_type: int, *, link: Link, context: ZmqContext) -> None:
-        self._pid = os.getpid()
-        self._thread = threading.get_ident()
+        self._home = Home()
         self._closed = False
         self._parked = False
         self._draining = False
@@ -128,11 +127,12 @@ class ZmqSocket:
     def send(self, frames: Sequence[Frame]) -> None:
         """Hands a message to ZeroMQ, whole.
 
-        A `DEALER` whose connection has broken takes it for some moments still, and drops it when it
-        is closed.
+        A `DEALER` takes it from `connect` on, whether or not there is a connection yet, or still:
+        what is not sent by then is dropped at closing. So before `LinkEvent.UP` nothing should be.
 
         Raises:
-            NotConnected: if there is no connection, or, for a `ROUTER`, none to that peer.
+            NotConnected: if a `ROUTER` has no connection to that peer; of a `DEALER`, only if
+                ZeroMQ gave up its connection for good.
             trio.ClosedResourceError: if the socket is closed.
             RuntimeError: in another thread or process than the socket's own.
         """
@@ -261,12 +261,7 @@ class ZmqSocket:
         if self._closed:
             msg = "the socket is closed"
             raise trio.ClosedResourceError(msg)
-        if threading.get_ident() != self._thread:
-            msg = "used from another thread than the one it was opened in"
-            raise RuntimeError(msg)
-        if os.getpid() != self._pid:
-            msg = "used in another process than the one it was opened in"
-            raise RuntimeError(msg)
+        self._home.check()
 
 
 def _content(frame: zmq.Frame) -> Frame:
