@@ -128,3 +128,10 @@ def docs(session: nox.Session) -> None:
     session.run(
         "sphinx-build", "-W", "-n", "--keep-going", "-b", "html", "docs", "docs/_build/html"
     )
+
+
+@nox.session(default=False)
+def bench(session: nox.Session) -> None:
+    """Measure the client against a blocking loop over a bare socket."""
+    session.install("-e", ".")
+    session.run("python", "benchmarks/run.py")
