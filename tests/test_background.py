@@ -112,11 +112,11 @@ async def test_ctrl_c_while_the_tasks_end_is_not_swallowed() -> None:
 
 
 async def test_ctrl_c_comes_before_a_crash() -> None:
-    async def interrupted() -> None:
-        raise KeyboardInterrupt
+    async def interrupted_in_a_crash() -> None:
+        raise BaseExceptionGroup("two", [KeyError(), KeyboardInterrupt()])  # noqa: EM101
 
     with pytest.raises(KeyboardInterrupt):
-        async with running_behind(crash, interrupted):
+        async with running_behind(interrupted_in_a_crash):
             await trio.sleep_forever()
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import pytest
 import trio
@@ -13,6 +12,7 @@ import trio.testing
 import zmq
 
 from tests.peers import ScriptedCoordinator, free_address, scripted_coordinator
+from tests.relay import Relay
 from tests.waiting import until
 from trio_infer import (
     ConnectionLost,
@@ -362,49 +362,6 @@ async def test_a_frozen_coordinator_counts_as_gone_after_the_heartbeat_timeout()
                     await coordinator.submission()
                     relay.frozen = True
                     await stream.result()
-
-
-class Relay:
-    """Passes bytes between a client and a coordinator, until it freezes or cuts."""
-
-    def __init__(self, target: str, *, cut_after: bytes | None = None) -> None:
-        self._cut_after = cut_after
-        host, port = target.removeprefix("tcp://").split(":")
-        self._target = (host, int(port))
-        self.frozen = False
-
-    async def __aenter__(self) -> Self:
-        self._nursery_block = trio.open_nursery()
-        self._nursery = await self._nursery_block.__aenter__()
-        listeners = await self._nursery.start(
-            partial(trio.serve_tcp, self._serve, 0, host="127.0.0.1")
-        )
-        self.address = f"tcp://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._nursery.cancel_scope.cancel()
-        await self._nursery_block.__aexit__(None, None, None)
-
-    async def _serve(self, client: trio.SocketStream) -> None:
-        server = await trio.open_tcp_stream(*self._target)
-        async with client, server, trio.open_nursery() as nursery:
-            nursery.start_soon(self._pump, client, server, nursery)
-            nursery.start_soon(self._pump, server, client, nursery)
-
-    async def _pump(
-        self, source: trio.SocketStream, sink: trio.SocketStream, nursery: trio.Nursery
-    ) -> None:
-        try:
-            async for data in source:
-                if self.frozen:
-                    await trio.sleep_forever()
-                await sink.send_all(data)
-                if self._cut_after is not None and self._cut_after in data:
-                    break
-        except trio.BrokenResourceError:
-            pass
-        nursery.cancel_scope.cancel()
 
 
 # What makes no sense

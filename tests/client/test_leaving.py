@@ -14,6 +14,7 @@ import trio.testing
 import zmq
 
 from tests.peers import ScriptedCoordinator, free_address, scripted_coordinator
+from tests.relay import Relay
 from tests.waiting import until
 from trio_infer import ConnectionLost, InferenceClient, SamplingParams, open_client
 from trio_infer.embedded import CoordinatorStatistics, EmbeddedCoordinator, open_coordinator
@@ -185,12 +186,14 @@ async def test_leaving_under_paused_engines_is_bounded() -> None:
 
 async def test_aborts_behind_a_backlog_all_arrive() -> None:
     """Queued data leaves before the socket closes, even where no reply is waited for."""
-    async with scripted_coordinator() as coordinator:
+    async with scripted_coordinator() as coordinator, Relay(coordinator.address) as relay:
         coordinator.answers_aborts = False
-        async with open_client(coordinator.address, close_timeout=0) as client:
+        async with open_client(relay.address, close_timeout=0) as client:
+            relay.frozen = True
             for _ in range(50):
                 async with client.stream([2**40] * 40_000, LONG):
                     pass
+            relay.frozen = False
         while len(coordinator.of(Kind.ABORT_REQUEST)) < 50:
             await coordinator.abort()
     assert client.statistics().undelivered == 50

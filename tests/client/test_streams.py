@@ -145,6 +145,24 @@ async def test_tokens_decoded_by_a_look_at_the_completion_are_still_received(
         assert (await stream.receive()).tokens == [1]
 
 
+async def test_looking_at_the_completion_in_the_tick_of_two_arrivals_keeps_their_order(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    async with client.stream("hi", LONG) as stream, trio.open_nursery() as nursery:
+
+        async def read() -> None:
+            assert (await stream.receive()).tokens == [1, 2]
+            assert (await stream.result()).generated_tokens == [1, 2]
+
+        nursery.start_soon(read)
+        submission = await coordinator.submission()
+        await trio.testing.wait_all_tasks_blocked()
+        for token in (1, 2):
+            stream._reception.partial(coordinator.partial_frames(submission, [token])[1])
+        assert stream.completion is None
+        coordinator.reply(submission, [1, 2])
+
+
 async def test_closing_in_the_tick_of_two_arrivals_keeps_their_order(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:
