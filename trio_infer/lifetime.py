@@ -52,19 +52,29 @@ class Lifetime:
         self._context = make_context() if context is None else context
         self._owns_context = context is None
         self.exchange = Exchange(address, codec=codec, link=link, context=self._context)
-        self._scope = trio.CancelScope(shield=True)
-        self._served = trio.Event()
-        self._leaving = False
+        self._leaving = trio.Event()
         self._left = trio.Event()
 
     @trio.lowlevel.enable_ki_protection
     async def serve(self) -> None:
-        """Keeps up the connection until `leave` has done its work. Ignores cancellation."""
-        try:
-            with self._scope:
-                await self.exchange.run()
-        finally:
-            self._served.set()
+        """Keeps up the connection, and leaves once `leave` says so. Ignores cancellation.
+
+        The waiting of leaving is done here and not in `leave`, since Ctrl-C interrupts whatever the
+        main task waits for, shielded or not.
+        """
+        with trio.CancelScope(shield=True):
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self.exchange.run)
+                    await self._leaving.wait()
+                    with trio.move_on_after(self._close_timeout):
+                        await self.exchange.wait_settled()
+                    self._tell_what_is_owed()
+                    nursery.cancel_scope.cancel()
+            finally:
+                if self._owns_context:
+                    await dispose_context(self._context)  # noqa: ASYNC102 - within the linger
+                self._left.set()
 
     @trio.lowlevel.enable_ki_protection
     async def connect(self, seconds: float) -> None:
@@ -82,25 +92,15 @@ class Lifetime:
 
     @trio.lowlevel.enable_ki_protection
     async def leave(self) -> None:
-        """Aborts what runs, waits for what the coordinator owes, and closes.
+        """Aborts what runs, at once, and returns when all is closed.
 
         A second call waits for the first. Shielded from cancellation, since it is bounded.
         """
-        if self._leaving:
-            with trio.CancelScope(shield=True):
-                await self._left.wait()
-            return
-        self._leaving = True
-        try:
+        if not self._leaving.is_set():
             self.exchange.abort_all()
-            with trio.move_on_after(self._close_timeout, shield=True):
-                await self.exchange.wait_settled()
-            self._tell_what_is_owed()
-        finally:
-            try:
-                await self._close()  # noqa: ASYNC102 - shielded and bounded inside
-            finally:
-                self._left.set()
+            self._leaving.set()
+        with trio.CancelScope(shield=True):  # bounded by close_timeout and the linger
+            await self._left.wait()
 
     def _tell_what_is_owed(self) -> None:
         owed = self.exchange.statistics().aborting
@@ -111,10 +111,3 @@ class Lifetime:
                 self._address,
                 owed,
             )
-
-    async def _close(self) -> None:
-        self._scope.cancel()
-        with trio.CancelScope(shield=True):  # sockets close at once, the context within its linger
-            await self._served.wait()
-            if self._owns_context:
-                await dispose_context(self._context)

@@ -221,6 +221,8 @@ class Transport:
         while True:
             before = self.connections
             await self._connect_once()
+            if self._closed:
+                await trio.sleep_forever()  # there is nothing to greet anybody for
             if self.connections > before:
                 pauses = backoff()
             await trio.sleep(next(pauses))
