@@ -74,7 +74,6 @@ def open_client(
     Raises:
         TypeError, ValueError: for a wrong argument; at once, but for what only ZeroMQ can tell of
             an address or a socket option, which comes on entering.
-        ConnectError: on entering, when the address cannot be used on this machine.
         ConnectTimeout: on entering, when there was no handshake within ``connect_timeout``.
     """
     link = Link(

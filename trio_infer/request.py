@@ -44,13 +44,12 @@ class Request:
         self.reception = Reception(exchange, asked)
         self.closed = False
 
-    @trio.lowlevel.enable_ki_protection
-    async def hand_over(self) -> None:
-        """Waits for the connection, and hands the request over. Cancelled, it has sent nothing.
+    def claim(self) -> Submission:
+        """What is to be handed over; there is one caller who gets it.
 
         Raises:
-            LocalProtocolError: it was handed over before.
-            trio.ClosedResourceError: it, or the client, is closed.
+            LocalProtocolError: somebody has it already.
+            trio.ClosedResourceError: the request is closed.
         """
         if self.closed:
             raise trio.ClosedResourceError(CLOSED)
@@ -58,6 +57,15 @@ class Request:
         if submission is None:
             msg = "a stream is entered once: make a new one for each request"
             raise LocalProtocolError(msg)
+        return submission
+
+    @trio.lowlevel.enable_ki_protection
+    async def hand_over(self, submission: Submission) -> None:
+        """Waits for the connection, and hands the request over. Cancelled, it has sent nothing.
+
+        Raises:
+            trio.ClosedResourceError: the client is closed.
+        """
         self.reception.begin(await self._exchange.hand_over(submission, self.reception))
 
     @trio.lowlevel.enable_ki_protection
@@ -102,7 +110,7 @@ class Request:
     @trio.lowlevel.enable_ki_protection
     async def run(self) -> Completion:
         """Its whole life: handing over, the result, and the end, whatever happens."""
-        await self.hand_over()
+        await self.hand_over(self.claim())
         try:
             return await self.result()
         finally:

@@ -50,12 +50,13 @@ class CompletionStream(trio.abc.ReceiveChannel[TokenDelta]):
             LocalProtocolError: it was entered before.
             trio.ClosedResourceError: the client is closed, or the stream was meanwhile.
         """
+        submission = self._request.claim()
         with trio.CancelScope() as self._entering:
             await trio.lowlevel.checkpoint()
-            await self._request.hand_over()
-        self._entering = None
-        if self._request.closed:
+            await self._request.hand_over(submission)
+        if self._entering.cancelled_caught:
             raise trio.ClosedResourceError(CLOSED)
+        self._entering = None
         return self
 
     @trio.lowlevel.enable_ki_protection

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import attrs
 import trio
 
+from .errors import ConnectError
 from .protocol.dialects import Kind
 from .protocol.wire import ClientCodec, Frames, MalformedMessage, ServerMessage
 from .sockets import DEALER, Link, LinkEvent, NotConnected, ZmqContext, ZmqSocket
@@ -220,7 +221,10 @@ class Transport:
         pauses = backoff()
         while True:
             before = self.connections
-            await self._connect_once()
+            try:
+                await self._connect_once()
+            except ConnectError as error:  # want of descriptors, say: that may pass
+                self.reason = str(error)
             if self._closed:
                 await trio.sleep_forever()  # there is nothing to greet anybody for
             if self.connections > before:

@@ -310,6 +310,38 @@ async def test_aclose_ends_the_wait_of_a_stream_that_is_being_entered() -> None:
         assert client.statistics().submitted == 1
 
 
+async def test_a_stream_entered_twice_at_once_and_closed_leaves_no_request_behind() -> None:
+    address = free_address()
+    async with scripted_coordinator(address) as first, open_client(address) as client:
+        with pytest.raises(ConnectionLost):
+            async with client.stream("in flight") as stream:
+                first.close()
+                await stream.result()
+        stream = client.stream("waits")
+        errors: list[Exception] = []
+
+        async def enter() -> None:
+            try:
+                await _enter(stream)
+            except (LocalProtocolError, trio.ClosedResourceError) as error:
+                errors.append(error)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(enter)
+            nursery.start_soon(enter)
+            await until(lambda: client.statistics().waiting and errors)
+            await stream.aclose()
+        assert sorted(type(error).__name__ for error in errors) == [
+            "ClosedResourceError",
+            "LocalProtocolError",
+        ]
+        async with scripted_coordinator(address) as second:
+            async with client.stream("marker"):
+                assert (await second.submission()).message.prompt == "marker"
+            await settled(client)
+        assert client.statistics().submitted == 2
+
+
 # 2. Cancelled propagates, and nothing replaces it
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 from typing import TYPE_CHECKING
 
@@ -297,6 +298,33 @@ def test_the_pauses_between_attempts_grow_are_bounded_and_differ() -> None:
     assert max(pauses) <= BACKOFF_SECONDS[1]
     assert min(pauses[10:]) >= BACKOFF_SECONDS[1] / 2
     assert len(set(pauses)) > 40
+
+
+async def test_a_want_of_file_descriptors_delays_the_next_connection_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    address = free_address()
+    async with scripted_coordinator(address) as first, open_client(address) as client:
+        wants = [zmq.ZMQError(errno.EMFILE)] * 3
+        make = zmq.Context.socket
+
+        def make_or_want(
+            context: zmq.Context[zmq.Socket[bytes]], socket_type: int
+        ) -> zmq.Socket[bytes]:
+            if wants:
+                raise wants.pop()
+            return make(context, socket_type)
+
+        with pytest.raises(ConnectionLost):
+            async with client.stream("lost") as stream:
+                await first.submission()
+                monkeypatch.setattr(zmq.Context, "socket", make_or_want)
+                first.close()
+                await stream.result()
+        await until(lambda: not wants)
+        async with scripted_coordinator(address) as second, trio.open_nursery() as nursery:
+            nursery.start_soon(client.generate, "goes on")
+            second.reply(await second.submission(), [1])
 
 
 async def test_a_connection_that_came_up_makes_the_next_pause_short_again(

@@ -75,6 +75,7 @@ class ZmqSocket:
 
     Raises:
         ValueError: if ZeroMQ refuses an option.
+        ConnectError: if it cannot make a socket now.
     """
 
     def __init__(self, socket_type: int, *, link: Link, context: ZmqContext) -> None:
@@ -82,7 +83,11 @@ class ZmqSocket:
         self._closed = False
         self._parked = False
         self._draining = False
-        self._zmq = context.socket(socket_type)
+        try:
+            self._zmq = context.socket(socket_type)
+        except zmq.ZMQError as error:
+            msg = f"cannot make a socket: {error.strerror}"
+            raise ConnectError(msg) from error
         try:
             configure(self._zmq, socket_type, link)
         except BaseException:
@@ -99,9 +104,9 @@ class ZmqSocket:
             ConnectError: if it cannot be used here.
         """
         self._check()
-        if self._monitor is None:
-            self._monitor = self._zmq.get_monitor_socket(sum(_EVENTS))
         try:
+            if self._monitor is None:
+                self._monitor = self._zmq.get_monitor_socket(sum(_EVENTS))
             self._zmq.connect(address)
         except zmq.ZMQError as error:
             raise _address_error(address, error) from error
