@@ -21,6 +21,8 @@ from .models import SamplingParams as SamplingParams
 from .models import SupportsSerialize as SupportsSerialize
 from .models import TokenDelta as TokenDelta
 from .protocol.dialects import Dialect as Dialect
+from .protocol.prompt import Prompt as Prompt
+from .sockets import SocketOptions as SocketOptions
 from .streams import CompletionStream as CompletionStream
 
 __all__ = [
@@ -35,11 +37,13 @@ __all__ = [
     "InferenceClient",
     "InferenceError",
     "LocalProtocolError",
+    "Prompt",
     "ProtocolError",
     "RemoteProtocolError",
     "RequestEvent",
     "RequestFailed",
     "SamplingParams",
+    "SocketOptions",
     "SupportsSerialize",
     "TokenDelta",
     "UnsupportedByDialect",

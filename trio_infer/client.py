@@ -129,6 +129,9 @@ class InferenceClient(trio.abc.AsyncResource):
         self._lifetime = lifetime
         self._exchange = lifetime.exchange
 
+    def __repr__(self) -> str:
+        return f"<InferenceClient of {self.address}, {self.statistics().in_flight} in flight>"
+
     async def generate(
         self, prompt: Prompt, sampling_params: SamplingParams | SupportsSerialize | None = None
     ) -> Completion:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Request"]
 
-CLOSED: Final = "the stream is closed"
+CLOSED: Final = "the stream is closed; what had arrived is in its tokens and completion"
 
 
 class Request:

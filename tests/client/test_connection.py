@@ -168,7 +168,7 @@ async def test_an_option_value_that_zeromq_refuses_is_refused_on_entering() -> N
 async def test_other_socket_options_are_set() -> None:
     async with (
         scripted_coordinator() as coordinator,
-        open_client(coordinator.address, socket_options={"sndbuf": 65536, 12: 65536}),
+        open_client(coordinator.address, socket_options={"sndbuf": 65536}),
     ):
         pass
 

@@ -164,7 +164,7 @@ def test_bytes_are_neither_text_nor_ids(prompt: Any) -> None:
         (array.array("d", [1.0]), r"prompt\[0\] must be an int, not float"),
         (np.array([1, 2.0]), r"prompt\[0\] must be an int, not float"),
         ([np.float32(1)], r"prompt\[0\] must be an int, not float32"),
-        (["1"], r"prompt\[0\] must be an int, not str"),
+        (["1"], "each request has one prompt"),
         ([None], r"prompt\[0\] must be an int, not NoneType"),
         ([[1, 2]], r"prompt\[0\] must be an int, not list"),
         (np.array([[1, 2]]), r"prompt\[0\] must be an int, not list"),

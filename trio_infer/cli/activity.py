@@ -110,15 +110,11 @@ class PlainView:
 
 
 def _summary(statistics: CoordinatorStatistics, rate: float) -> str:
-    counts = {
-        "running": statistics.running,
-        "waiting": statistics.waiting,
-        "completed": statistics.completed,
-        "aborted": statistics.aborts,
-        "failed": statistics.failed,
-    }
-    told = ", ".join(f"{count} {name}" for name, count in counts.items())
-    return f"{told}, {rate:.0f} tokens/s"
+    return (
+        f"{statistics.running} running, {statistics.waiting} waiting, "
+        f"{statistics.completed} completed ({statistics.aborts} aborted), "
+        f"{statistics.failed} failed, {rate:.0f} tokens/s"
+    )
 
 
 def _row(request: RunningRequest) -> Iterator[str]:

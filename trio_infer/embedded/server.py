@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import trio
 
 from ..background import running_behind
+from ..models.scalars import to_float, to_int
 from ..protocol.dialects import resolve_dialect
-from ..sockets import ROUTER, Link, ZmqSocket, dispose_context, make_context
+from ..sockets import ROUTER, Link, ZmqSocket, check_address, dispose_context, make_context
 from .core import CoordinatorCore
 from .engine import DEFAULT_MAX_REQUESTS, DEFAULT_MAX_SEQUENCE_LENGTH, Engine
 from .ngram import default_model
@@ -58,12 +58,13 @@ async def open_coordinator(
         TypeError, ValueError: for a wrong argument.
         ConnectError: if the address cannot be bound.
     """
-    if engines < 1:
+    if to_int(engines, "engines") < 1:
         msg = f"engines must be at least 1, not {engines}"
         raise ValueError(msg)
-    if not 0 <= step_time < math.inf:
+    if to_float(step_time, "step_time") < 0:
         msg = f"step_time must be a number of seconds, not {step_time}"
         raise ValueError(msg)
+    check_address(bind)
     row = resolve_dialect(dialect)
     if model is None:
         model = await trio.to_thread.run_sync(default_model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
@@ -99,7 +99,7 @@ class Completion:
     generated_length: int
     generated_log_probs: list[float] | None = None
     generated_top_n_logprobs: list[dict[str, float]] | None = None
-    finish_reason: str
+    finish_reason: Literal["stop", "length", "abort", "error"]
     latency: float
     time_to_first_token: float | None = None
     status: str

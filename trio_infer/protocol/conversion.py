@@ -7,7 +7,7 @@ that hold arrays and in no other: a list of two strings elsewhere is just that.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import attrs
 
@@ -130,7 +130,7 @@ def to_completion(
 
 def _finish_reason(
     finished: FinishedRequest, length: int, asked: Mapping[str, Any], *, aborted: bool
-) -> str:
+) -> Literal["stop", "length", "abort", "error"]:
     if finished.status == _FAILED:
         return "error"
     if aborted:

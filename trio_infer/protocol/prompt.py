@@ -19,6 +19,7 @@ class SupportsToList(Protocol):
 
 
 Prompt: TypeAlias = str | Sequence[int] | SupportsToList
+"""Text, or token ids as a sequence of ints or a one-dimensional array that has ``tolist``."""
 
 
 def coerce_prompt(prompt: Prompt) -> str | list[int]:
@@ -53,4 +54,7 @@ def _token_ids(prompt: object) -> list[int]:
             msg = "prompt has a token id that does not fit signed 64 bits"
             raise ValueError(msg)
         return ids
+    if isinstance(ids[0], str):
+        msg = "prompt must be str or token ids, not several str: each request has one prompt"
+        raise TypeError(msg)
     return [to_int(item, f"prompt[{index}]") for index, item in enumerate(ids)]

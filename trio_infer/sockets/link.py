@@ -25,13 +25,18 @@ __all__ = [
 ]
 
 ZmqContext: TypeAlias = zmq.Context[zmq.Socket[bytes]]
-SocketOptions: TypeAlias = Mapping[int | str, int | bytes]
+SocketOptions: TypeAlias = (
+    Mapping[str, int | bytes] | Mapping[int, int | bytes] | Mapping[int | str, int | bytes]
+)
+"""ZeroMQ options by name, such as ``"CURVE_SERVERKEY"``, or by number."""
 
 DEALER: Final = zmq.DEALER
 ROUTER: Final = zmq.ROUTER
 
 LINGER_MS: Final = 500
 """What is queued at closing gets this long to leave; 0 would lose aborts, -1 hang."""
+
+MAX_PORT: Final = 65_535
 
 NEVER_MS: Final = 3_600_000
 """Longer than any socket outlives its connection."""
@@ -122,11 +127,15 @@ def check_address(address: str) -> str:
     """The address, if it is one that a connection can be watched on.
 
     Raises:
-        ValueError: for an address without a transport, and for ``inproc``.
+        ValueError: for an address without a transport or port, and for ``inproc``.
     """
     scheme, separator, rest = address.partition("://")
     if not (scheme and separator and rest) or scheme == "inproc":
         msg = f"{address!r} is no address such as 'tcp://host:5555' or 'ipc:///path'"
+        raise ValueError(msg)
+    port = rest.rpartition(":")[2]
+    if scheme == "tcp" and port != "*" and not (port.isdecimal() and int(port) <= MAX_PORT):
+        msg = f"{address!r} ends in no port from 0 to {MAX_PORT}"
         raise ValueError(msg)
     return address
 
