@@ -192,7 +192,7 @@ async def test_aborts_behind_a_backlog_all_arrive() -> None:
         async with open_client(relay.address, close_timeout=0, socket_options=small) as client:
             relay.frozen = True
             for _ in range(50):
-                async with client.stream([1] * 60_000, LONG):
+                async with client.stream("x" * 60_000, LONG):
                     pass
             relay.frozen = False
         while len(coordinator.of(Kind.ABORT_REQUEST)) < 50:
