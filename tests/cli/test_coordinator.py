@@ -81,9 +81,9 @@ async def test_says_in_lines_what_changes() -> None:
         async with open_client(address) as client, trio.open_nursery() as nursery:
             await nursery.start(hold, client)
             await nursery.start(hold, client)
-            await program.stderr.until("1 running, 1 waiting, 0 completed, 0 aborted, 0 failed")
+            await program.stderr.until("1 running, 1 waiting, 0 completed (0 aborted), 0 failed")
             nursery.cancel_scope.cancel()
-        await program.stderr.until("0 running, 0 waiting, 2 completed, 2 aborted, 0 failed")
+        await program.stderr.until("0 running, 0 waiting, 2 completed (2 aborted), 0 failed")
         program.send(signal.SIGINT)
         assert await program.ended() == 0
         lines = (await program.stderr.rest()).splitlines()
@@ -104,7 +104,7 @@ async def test_shows_on_a_terminal_what_runs() -> None:
                 await terminal.screen.until("request  engine  prompt  generated")
                 await terminal.screen.until("and 2 more")
                 nursery.cancel_scope.cancel()
-            await terminal.screen.until("0 running, 0 waiting, 11 completed, 11 aborted, 0 failed")
+            await terminal.screen.until("0 running, 0 waiting, 11 completed (11 aborted), 0 failed")
             await terminal.type("\x03")
             assert await terminal.ended() == 0
             assert "Traceback" not in await terminal.screen.rest()

@@ -60,10 +60,10 @@ async def test_the_coordinator_of_another_shell_has_nothing_running_then() -> No
     async with started("coordinator", "--step-time", "0.005") as serving:
         address = (await serving.stdout.until("\n")).strip()
         async with started("generate", "--address", address, *LONG, *BYTES, "hi") as program:
-            await serving.stderr.until("1 running, 0 waiting, 0 completed, 0 aborted")
+            await serving.stderr.until("1 running, 0 waiting, 0 completed (0 aborted)")
             program.send(signal.SIGINT)
             assert await program.ended() == 130
-            await serving.stderr.until("0 running, 0 waiting, 1 completed, 1 aborted")
+            await serving.stderr.until("0 running, 0 waiting, 1 completed (1 aborted)")
 
 
 async def test_is_typed_as_ctrl_c_at_a_terminal(coordinator: ScriptedCoordinator) -> None:
