@@ -44,7 +44,7 @@ def said(result: Result) -> str:
         ("generate --dialect 0.17 hi", "'--dialect': '0.17' is not"),
         ("generate --tokenizer words hi", "'--tokenizer': 'words' is not"),
         ("generate --address nowhere hi", "'nowhere' is no address"),
-        ("generate --address tcp://nowhere hi", "'tcp://nowhere' is no address"),
+        ("generate --address tcp://nowhere hi", "'tcp://nowhere' ends in no port"),
         ("generate --address tcp://host:1 --seed 1 hi", "--seed and --step-time are for"),
         ("generate --address tcp://host:1 --step-time 1 hi", "--seed and --step-time are for"),
         ("generate", "prompt is empty"),

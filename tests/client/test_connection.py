@@ -111,6 +111,8 @@ async def test_ipc_works_as_tcp_does() -> None:
         ("localhost:5555", {}),
         ("inproc://here", {}),
         ("tcp://", {}),
+        ("tcp://host", {}),
+        ("tcp://host:99999", {}),  # ZeroMQ would take it for another
         ("tcp://h:1", {"dialect": "latin"}),
         ("tcp://h:1", {"dialect": 20}),
         ("tcp://h:1", {"connect_timeout": -1}),
