@@ -30,12 +30,12 @@ napoleon_use_ivar = True
 default_role = "py:obj"  # `Completion` in a docstring is a reference, and one that holds
 
 # Aliases of types, told where they occur.
-nitpick_ignore = [("py:class", name) for name in ("Prompt", "SocketOptions", "ZmqContext")]
+nitpick_ignore = [("py:class", name) for name in ("Enum", "Prompt", "SocketOptions", "ZmqContext")]
 # Every reference into this package has to lead somewhere. Those into others are left as they are,
 # so that the documentation can be built without a network.
 nitpick_ignore_regex = [
     (r"py:class", r"trio_infer\.protocol\.dialects\.(Framing|Kind)"),  # of the table, not public
-    (r"py:.*", r"(attrs?|cattrs|collections|contextlib|numpy|trio|typing|zmq)\..*"),
+    (r"py:.*", r"(attrs?|cattrs|collections|contextlib|enum|numpy|trio|typing|zmq)\..*"),
 ]
 
 # How these are made is no business of those who get them.

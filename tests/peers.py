@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import msgpack
 import trio
 
 from trio_infer import ConnectError
@@ -65,6 +66,7 @@ class ScriptedCoordinator:
         connects: the clients that sent one.
         acks: whether CONNECT is answered.
         answers_aborts: whether an abort is, with the tokens sent so far, as engines do it.
+        block_hashes: what came with each submission.
         unroutable: messages that found their client gone: the real coordinator dies of one.
     """
 
@@ -76,6 +78,7 @@ class ScriptedCoordinator:
         self.answers_aborts = True
         self._tokens: dict[tuple[bytes, int], list[int]] = {}
         self.unroutable = 0
+        self.block_hashes: list[list[int] | None] = []
         self._socket = socket
         self._codec = CoordinatorCodec(FRAMED)
         self._news = {kind: trio.open_memory_channel[Received](1_000_000) for kind in Kind}
@@ -98,6 +101,7 @@ class ScriptedCoordinator:
             if tokens is not None:
                 self.reply(received, tokens)
         elif received.kind is Kind.SUBMIT_REQUEST:
+            self.block_hashes.append(msgpack.unpackb(frames[3]))
             self._tokens[client, received.id] = []
 
     async def submission(self) -> Received:

@@ -21,6 +21,7 @@ from .models import SamplingParams as SamplingParams
 from .models import SupportsSerialize as SupportsSerialize
 from .models import TokenDelta as TokenDelta
 from .protocol.dialects import Dialect as Dialect
+from .protocol.hashing import PrefixCachingCoordinatorPolicy as PrefixCachingCoordinatorPolicy
 from .protocol.prompt import Prompt as Prompt
 from .sockets import SocketOptions as SocketOptions
 from .streams import CompletionStream as CompletionStream
@@ -37,6 +38,7 @@ __all__ = [
     "InferenceClient",
     "InferenceError",
     "LocalProtocolError",
+    "PrefixCachingCoordinatorPolicy",
     "Prompt",
     "ProtocolError",
     "RemoteProtocolError",

@@ -12,6 +12,7 @@ from .lifetime import Lifetime
 from .models.sampling_params import to_sampling_params
 from .models.scalars import to_float, to_int, to_text
 from .protocol.dialects import Dialect, resolve_dialect
+from .protocol.hashing import PrefixHashing
 from .protocol.prompt import Prompt, coerce_prompt
 from .protocol.wire import ClientCodec
 from .request import Request
@@ -27,6 +28,7 @@ from .streams import CompletionStream
 
 if TYPE_CHECKING:
     import contextlib
+    from enum import Enum
     from types import TracebackType
 
     from .models import ClientStatistics, Completion, SamplingParams, SupportsSerialize
@@ -42,6 +44,8 @@ def open_client(
     address: str,
     *,
     dialect: str | Dialect = "framed",
+    block_size_tokens: int | None = None,
+    prefix_caching_coordinator_policy: Enum | str | None = None,
     connect_timeout: float | None = 10.0,
     close_timeout: float = 5.0,
     heartbeat_timeout: float = 30.0,
@@ -61,6 +65,10 @@ def open_client(
         address: of the coordinator, such as ``"tcp://coordinator:5555"``.
         dialect: what the coordinator speaks. It cannot be found out, and sending another dialect
             can kill a coordinator.
+        block_size_tokens: how many tokens make a block of the engines' prefix cache. With the
+            policy, prompts of token ids are hashed here, which spares the coordinator the work.
+        prefix_caching_coordinator_policy: by what the coordinator chooses an engine: the policy,
+            its name, or megatron-core's own enum member. Both have to be the coordinator's.
         connect_timeout: seconds that connecting may take; None for no limit. A coordinator that was
             greeted and has not answered gets ``close_timeout`` on top, since it crashes when it
             answers a client that has gone.
@@ -86,6 +94,7 @@ def open_client(
     return _OpenClient(
         check_address(to_text(address, "address")),
         dialect=resolve_dialect(dialect),
+        prefix_hashing=PrefixHashing(block_size_tokens, prefix_caching_coordinator_policy),
         link=link,
         context=check_context(context),
         connect_timeout=(
@@ -122,10 +131,18 @@ class InferenceClient(trio.abc.AsyncResource):
         dialect: what it speaks.
     """
 
-    def __init__(self, lifetime: Lifetime, *, address: str, codec: ClientCodec) -> None:
+    def __init__(
+        self,
+        lifetime: Lifetime,
+        *,
+        address: str,
+        codec: ClientCodec,
+        prefix_hashing: PrefixHashing,
+    ) -> None:
         self.address = address
         self.dialect = codec.dialect
         self._codec = codec
+        self._prefix_hashing = prefix_hashing
         self._lifetime = lifetime
         self._exchange = lifetime.exchange
 
@@ -182,7 +199,8 @@ class InferenceClient(trio.abc.AsyncResource):
             msg = "do_kv_handoff is none of the parameters of an ordinary request"
             raise ValueError(msg)
         asked = params.serialize() | {"streaming": streaming}
-        submission = self._codec.prepare(coerce_prompt(prompt), asked)
+        coerced = coerce_prompt(prompt)
+        submission = self._codec.prepare(coerced, asked, self._prefix_hashing.of(coerced))
         return Request(self._exchange, submission, asked)
 
     def statistics(self) -> ClientStatistics:
@@ -212,6 +230,7 @@ class _OpenClient:
         address: str,
         *,
         dialect: Dialect,
+        prefix_hashing: PrefixHashing,
         link: Link,
         context: ZmqContext | None,
         connect_timeout: float,
@@ -219,6 +238,7 @@ class _OpenClient:
     ) -> None:
         self._address = address
         self._codec = ClientCodec(dialect)
+        self._prefix_hashing = prefix_hashing
         self._link = link
         self._context = context
         self._connect_timeout = connect_timeout
@@ -246,7 +266,12 @@ class _OpenClient:
         except BaseException as error:
             await self._end(lifetime, error)  # noqa: ASYNC102 - shielded and bounded inside
             raise
-        return InferenceClient(lifetime, address=self._address, codec=self._codec)
+        return InferenceClient(
+            lifetime,
+            address=self._address,
+            codec=self._codec,
+            prefix_hashing=self._prefix_hashing,
+        )
 
     @trio.lowlevel.enable_ki_protection
     async def __aexit__(  # noqa: ASYNC910 - a client that closed before is left at once

@@ -20,7 +20,9 @@ from trio_infer import (
     RequestFailed,
     SamplingParams,
     TokenDelta,
+    open_client,
 )
+from trio_infer.protocol.hashing import hash_blocks
 from trio_infer.reception import Reception
 from trio_infer.sockets import NotConnected, ZmqSocket
 
@@ -398,6 +400,20 @@ async def test_streaming_is_set_on_what_is_sent_and_on_nothing_else(
             }
         coordinator.reply(submission, [1])
     assert params == SamplingParams(num_tokens_to_generate=5, streaming=True)
+
+
+async def test_prompts_are_hashed_where_the_coordinator_is_said_to_read_it(
+    coordinator: ScriptedCoordinator,
+) -> None:
+    async with open_client(
+        coordinator.address,
+        block_size_tokens=2,
+        prefix_caching_coordinator_policy="longest_prefix",
+    ) as client:
+        async with client.stream([1, 2, 3]), client.stream("text"):
+            for _ in range(2):
+                await coordinator.submission()
+    assert coordinator.block_hashes == [hash_blocks([1, 2], 2), None]
 
 
 async def test_a_request_that_the_socket_does_not_take_waits_for_the_next_connection(

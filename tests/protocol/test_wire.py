@@ -11,6 +11,7 @@ from tests.vector_files import read_vectors
 from trio_infer import SamplingParams
 from trio_infer.models.scalars import INT64_MAX, INT64_MIN
 from trio_infer.protocol.dialects import FRAMED, Kind
+from trio_infer.protocol.hashing import PrefixHashing
 from trio_infer.protocol.wire import (
     MAX_METADATA_BYTES,
     MAX_NESTING,
@@ -31,6 +32,11 @@ VECTORS = {vector["call"]: vector for vector in read_vectors("framed-wire")}
 SUBMITS = (
     "generate, text, unconfigured client",
     "generate, ids, unconfigured client",
+    "generate, ids, hashed",
+    "generate, ids shorter than a block",
+    "generate, text, configured client",
+    "generate, ids, load balanced",
+    "generate, ids, block size without policy",
     "stream",
 )
 SENT = ("connect", *SUBMITS, "abort of request 0")
@@ -38,11 +44,6 @@ UNDERSTOOD = (*SENT, "pause", "unpause", "shutdown")
 """A coordinator knows more than this client sends so far."""
 
 NOT_YET_SENT = {
-    "generate, ids, hashed": "block hashes",
-    "generate, ids shorter than a block": "block hashes",
-    "generate, text, configured client": "block hashes",
-    "generate, ids, load balanced": "block hashes",
-    "generate, ids, block size without policy": "block hashes",
     "generate, image, hashed and salted": "media",
     "generate, two videos, tokens expanded already": "media",
     "generate, image tensors": "media",
@@ -81,7 +82,11 @@ def sent(call: str) -> Frames:
     if call == "abort of request 0":
         return CLIENT.abort(0)
     prompt = VECTORS[call]["request"]["prompt"]
-    return CLIENT.submit(0, CLIENT.prepare(prompt, sampling_params_of(call)))
+    setting = VECTORS[call]["client"]
+    hashing = PrefixHashing(
+        setting.get("block_size_tokens"), setting.get("prefix_caching_coordinator_policy")
+    )
+    return CLIENT.submit(0, CLIENT.prepare(prompt, sampling_params_of(call), hashing.of(prompt)))
 
 
 @pytest.mark.parametrize("call", SENT)

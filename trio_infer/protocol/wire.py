@@ -169,14 +169,21 @@ class ClientCodec:
         """The first message of every connection."""
         return [_pack([self.dialect.headers[Kind.CONNECT]])]
 
-    def prepare(self, prompt: str | list[int], sampling_params: dict[str, Any]) -> Submission:
+    def prepare(
+        self,
+        prompt: str | list[int],
+        sampling_params: dict[str, Any],
+        block_hashes: list[int] | None = None,
+    ) -> Submission:
         """Packs a request as far as it goes without an id.
 
         Args:
             prompt: as `coerce_prompt` returns it.
             sampling_params: as `SamplingParams.serialize` returns them.
+            block_hashes: as `PrefixHashing.of` returns them.
         """
-        bodies = (_pack(prompt), _NONE, _NONE, _NONE)  # prompt, hashes, media, offload params
+        hashes = _NONE if block_hashes is None else _pack(block_hashes)
+        bodies = (_pack(prompt), hashes, _NONE, _NONE)  # behind the hashes: media, offload params
         return Submission(_pack(sampling_params), bodies)
 
     def submit(self, request_id: int, submission: Submission) -> Frames:
