@@ -71,6 +71,7 @@ def _rank(error: BaseException) -> int:
     return 1 if isinstance(error, Exception) else 0
 
 
+@trio.lowlevel.enable_ki_protection
 async def _run_in(scope: trio.CancelScope, service: Callable[[], Awaitable[object]]) -> None:
     with scope:
         await service()

@@ -1,13 +1,14 @@
-"""What comes back for one request: a memory channel of packed bodies, decoded by whoever reads.
+"""What comes back for one request: packed bodies, in order, decoded by whoever reads.
 
-The receiving task only puts things in, and notes when they came. Everything that takes time, and
-everything that can go wrong with a body, happens in the task that reads.
+The receiving task only puts things in, notes when they came, and wakes the reader by a memory
+channel. Everything that takes time, and everything that can go wrong with a body, happens in the
+task that reads. The bodies themselves do not travel in the channel: it would hand one of them to a
+parked reader, out of sight of a task that closes or looks at the stream in the same tick.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -65,11 +66,10 @@ class Reception:
         "_final_came",
         "_first_at",
         "_make_error",
-        "_receive",
-        "_send",
         "_submitted_at",
         "_undecoded",
-        "_waiting",
+        "_wake",
+        "_woken",
         "aborted",
         "arrived",
         "completion",
@@ -80,9 +80,8 @@ class Reception:
     def __init__(self, exchange: Exchange, asked: Mapping[str, Any]) -> None:
         self._exchange = exchange
         self._asked = asked
-        self._send, self._receive = trio.open_memory_channel[_Arrival](math.inf)
+        self._wake, self._woken = trio.open_memory_channel[None](1)
         self._undecoded: list[_Arrival] = []
-        self._waiting = False
         self._final_came = False
         self._submitted_at = 0.0
         self._first_at: float | None = None
@@ -135,8 +134,10 @@ class Reception:
         self._put(arrival)
 
     def _put(self, arrival: _Arrival) -> None:
-        with contextlib.suppress(trio.BrokenResourceError):  # the reader left in this very tick
-            self._send.send_nowait(arrival)
+        self._undecoded.append(arrival)
+        if len(self._undecoded) == 1:  # else somebody has been woken already
+            with contextlib.suppress(trio.WouldBlock, trio.BrokenResourceError):
+                self._wake.send_nowait(None)
 
     # Called by the task that reads
 
@@ -148,12 +149,7 @@ class Reception:
     @property
     def has_news(self) -> bool:
         """Whether waiting would return at once."""
-        return (
-            self.has_ended
-            or self.arrived.has_untaken
-            or bool(self._undecoded)
-            or self._receive.statistics().current_buffer_used > 0
-        )
+        return self.has_ended or self.arrived.has_untaken or bool(self._undecoded)
 
     @property
     def has_ended(self) -> bool:
@@ -171,34 +167,20 @@ class Reception:
         return self.completion
 
     async def wait(self) -> None:
-        """Waits for something to decode. Cancelled, it loses nothing.
+        """Waits until there may be something to decode. Cancelled, it loses nothing.
 
         Raises:
             trio.ClosedResourceError: `close` was called.
         """
-        self._waiting = True
-        try:
-            arrival = await self._receive.receive()
-        finally:
-            self._waiting = False
-        self._undecoded.insert(0, arrival)  # `close` may have put what came after it there
+        await self._woken.receive()
 
-    @trio.lowlevel.enable_ki_protection
     def close(self) -> None:
         """Wakes who waits. What has come can still be decoded."""
-        self._collect()
-        self._receive.close()
+        self._woken.close()
 
     @trio.lowlevel.enable_ki_protection
     def decode(self) -> None:
-        """Decodes what has come.
-
-        Beside a task that waits this does nothing: what comes is handed to that task first, and
-        nothing that came later may be decoded before it.
-        """
-        if self._waiting:
-            return
-        self._collect()
+        """Decodes what has come, in order."""
         arrivals, self._undecoded = self._undecoded, []
         for arrival in arrivals:
             if self.has_ended:
@@ -207,13 +189,6 @@ class Reception:
                 self._decode_one(arrival)
             except MalformedMessage as error:
                 self._fail(error)
-
-    def _collect(self) -> None:
-        try:
-            while True:
-                self._undecoded.append(self._receive.receive_nowait())
-        except (trio.WouldBlock, trio.ClosedResourceError):
-            pass
 
     def _decode_one(self, arrival: _Arrival) -> None:
         if isinstance(arrival, _Broken):

@@ -196,6 +196,7 @@ class _Turn:
         self._reception = reception
         self._taken = False
 
+    @trio.lowlevel.enable_ki_protection
     def __enter__(self) -> Reception:
         if self._taken:
             msg = "another task is receiving from this stream"
@@ -203,6 +204,7 @@ class _Turn:
         self._taken = True
         return self._reception
 
+    @trio.lowlevel.enable_ki_protection
     def __exit__(self, *_: object) -> None:
         self._taken = False
 

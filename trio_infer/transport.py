@@ -220,13 +220,13 @@ class Transport:
         """Keeps up a connection, until it is cancelled."""
         pauses = backoff()
         while True:
+            if self._closed:
+                await trio.sleep_forever()  # there is nothing to greet anybody for
             before = self.connections
             try:
                 await self._connect_once()
             except ConnectError as error:  # want of descriptors, say: that may pass
                 self.reason = str(error)
-            if self._closed:
-                await trio.sleep_forever()  # there is nothing to greet anybody for
             if self.connections > before:
                 pauses = backoff()
             await trio.sleep(next(pauses))

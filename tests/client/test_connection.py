@@ -329,6 +329,25 @@ async def test_a_want_of_file_descriptors_delays_the_next_connection_and_no_more
             second.reply(await second.submission(), [1])
 
 
+async def test_a_client_left_before_its_first_connection_makes_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would greet the coordinator, and be gone when that answers."""
+    made: list[Transport] = []
+
+    async def connect_once(transport: Transport) -> None:
+        made.append(transport)
+
+    monkeypatch.setattr(Transport, "_connect_once", connect_once)
+    with zmq.Context() as context:
+        transport = Transport("tcp://h:1", ClientCodec(FRAMED), Link(), context, listener=Deaf())
+        transport.stop_waiting()
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await transport.run()
+    assert made == []
+
+
 async def test_a_connection_that_came_up_makes_the_next_pause_short_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

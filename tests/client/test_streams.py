@@ -36,7 +36,7 @@ LONG = SamplingParams(num_tokens_to_generate=100_000)
 
 
 async def arrived(stream: CompletionStream, count: int) -> None:
-    await until(lambda: stream._reception._receive.statistics().current_buffer_used >= count)
+    await until(lambda: len(stream._reception._undecoded) >= count)
 
 
 async def test_all_that_has_come_is_one_delta(
@@ -162,16 +162,18 @@ async def test_looking_at_the_completion_in_the_tick_of_two_arrivals_keeps_their
         for token in (1, 2):
             stream._reception.partial(coordinator.partial_frames(submission, [token])[1])
         assert stream.completion is None
+        await until(lambda: stream.tokens == [1, 2])
         coordinator.reply(submission, [1, 2])
 
 
-async def test_closing_in_the_tick_of_two_arrivals_keeps_their_order(
+async def test_closing_in_the_tick_of_two_arrivals_keeps_them_in_order(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:
     async with client.stream("hi", LONG) as stream, trio.open_nursery() as nursery:
 
         async def read() -> None:
-            assert (await stream.receive()).tokens == [1, 2]
+            with pytest.raises(trio.ClosedResourceError):
+                await stream.receive()
 
         nursery.start_soon(read)
         submission = await coordinator.submission()
@@ -179,6 +181,7 @@ async def test_closing_in_the_tick_of_two_arrivals_keeps_their_order(
         for token in (1, 2):
             stream._reception.partial(coordinator.partial_frames(submission, [token])[1])
         stream.close()
+        assert stream.tokens == [1, 2]
     assert stream.tokens == [1, 2]
 
 

@@ -101,6 +101,16 @@ async def peer(coordinator: EmbeddedCoordinator) -> AsyncGenerator[Peer]:
         yield peer
 
 
+@pytest.mark.parametrize("budget", ["num_tokens_total", "num_tokens_to_generate"])
+async def test_a_budget_far_below_nothing_fails_its_own_request_alone(
+    peer: Peer, budget: str
+) -> None:
+    params: dict[str, Any] = {budget: -(2**63)}
+    peer.submit(1, **params)
+    peer.submit(2, num_tokens_to_generate=1)
+    assert [(await peer.final())[1]["status"] for _ in range(2)] == ["FAILED", "COMPLETED"]
+
+
 async def test_a_request_goes_there_and_back(coordinator: EmbeddedCoordinator, peer: Peer) -> None:
     peer.submit(3, num_tokens_to_generate=3)
     request_id, body = await peer.final()

@@ -109,17 +109,17 @@ class RequestParams:
         return self.return_log_probs and not self.skip_prompt_log_probs
 
     def budget(self, *, prompt_length: int, max_sequence_length: int) -> int:
-        """How many tokens may be generated, negative where there is no room for any.
+        """How many tokens may be generated; -1 where there is no room for any.
 
         Without a budget the sequence may grow as long as the engine lets it; one that is too large
         is cut to that, as real engines do.
         """
         room = max_sequence_length - prompt_length
         if self.num_tokens_total is not None:
-            return min(room, self.num_tokens_total - prompt_length)
+            room = min(room, self.num_tokens_total - prompt_length)
         if self.num_tokens_to_generate is not None:
-            return min(room, self.num_tokens_to_generate)
-        return room
+            room = min(room, self.num_tokens_to_generate)
+        return max(room, -1)
 
     def to_wire(self, *, budget: int, termination_id: int) -> dict[str, Any]:
         """The parameters as a finished request repeats them, with what was open filled in."""
