@@ -166,6 +166,13 @@ class Reception:
             raise self._make_error(self.arrived.tokens)
         return self.completion
 
+    async def wait_for_news(self) -> None:
+        """Waits like `wait` if there is nothing to read yet; a checkpoint in any case."""
+        if self.has_news:
+            await trio.lowlevel.checkpoint()
+        else:
+            await self.wait()
+
     async def wait(self) -> None:
         """Waits until there may be something to decode. Cancelled, it loses nothing.
 

@@ -87,10 +87,7 @@ class Request:
                 request ended with, if not with a completion.
         """
         reception = self.reception
-        if reception.has_news:
-            await trio.lowlevel.checkpoint()
-        else:
-            await reception.wait()
+        await reception.wait_for_news()
         reception.decode()
         while not reception.has_ended:
             await reception.wait()

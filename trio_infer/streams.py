@@ -148,10 +148,7 @@ class CompletionStream(trio.abc.ReceiveChannel[TokenDelta]):
             trio.ClosedResourceError: the stream or the client was closed.
         """
         with self._reading() as reception:
-            if reception.has_news:
-                await trio.lowlevel.checkpoint()
-            else:
-                await reception.wait()
+            await reception.wait_for_news()
             while (delta := _next_delta(reception)) is None:
                 await reception.wait()
             return delta
