@@ -21,6 +21,7 @@ from __future__ import annotations
 import enum
 import logging
 import random
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
 import attrs
@@ -32,7 +33,7 @@ from .protocol.wire import ClientCodec, Frames, MalformedMessage, ServerMessage
 from .sockets import DEALER, Link, LinkEvent, NotConnected, ZmqContext, ZmqSocket
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 __all__ = ["Listener", "Transport"]
 
@@ -80,6 +81,7 @@ class _Connection:
     socket: ZmqSocket
     codec: ClientCodec
     listener: Listener
+    came_up: Callable[[], None]
     state: _State = _State.LINKING
     reason: str = "no answer"
     changed: trio.Event = attrs.field(factory=trio.Event)
@@ -114,6 +116,7 @@ class _Connection:
             return
         if message.kind is Kind.CONNECT_ACK and self.state is _State.GREETED:
             self.move(_State.UP)
+            self.came_up()
         else:
             self.listener.on_message(message)
 
@@ -130,7 +133,7 @@ class _Connection:
         while self.state in states:
             await self.changed.wait()
 
-    async def live(self, *, patience: float, came_up: Callable[[], None]) -> None:
+    async def live(self, *, patience: float) -> None:
         """Sees the connection up, and returns once it is down and drained."""
         with trio.move_on_after(min(LINK_SECONDS, patience)):
             await self.wait_while(_State.LINKING)
@@ -138,11 +141,9 @@ class _Connection:
             # Patiently: a coordinator that acks a client who has gone crashes.
             with trio.move_on_after(patience):
                 await self.wait_while(_State.GREETED)
-        if self.state is _State.UP:
-            came_up()
-            await self.wait_while(_State.UP)
-        else:
+        if self.state is not _State.UP:
             self.fail("it did not answer the handshake")
+        await self.wait_while(_State.UP)
         while not self.socket.drain(self.deliver):
             await trio.lowlevel.checkpoint()
 
@@ -233,14 +234,16 @@ class Transport:
 
     async def _connect_once(self) -> None:
         socket = ZmqSocket(DEALER, link=self.link, context=self.context)
-        connection = self._current = _Connection(socket, self.codec, self.listener)
+        connection = self._current = _Connection(
+            socket, self.codec, self.listener, came_up=self._came_up
+        )
         was_up = self.connections
         try:
             socket.connect(self.address)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(socket.watch, connection.notice)
                 nursery.start_soon(socket.read, connection.deliver)
-                await connection.live(patience=self.link.heartbeat_timeout, came_up=self._came_up)
+                await connection.live(patience=self.link.heartbeat_timeout)
                 nursery.cancel_scope.cancel()
         finally:
             is_alive = connection.state is not _State.DOWN

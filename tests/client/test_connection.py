@@ -27,7 +27,7 @@ from trio_infer import (
 from trio_infer import transport as transport_module
 from trio_infer.protocol.dialects import FRAMED, Kind
 from trio_infer.protocol.wire import ClientCodec
-from trio_infer.sockets import Link, zmq_socket
+from trio_infer.sockets import Link, LinkEvent, zmq_socket
 from trio_infer.transport import BACKOFF_SECONDS, Transport, backoff
 
 if TYPE_CHECKING:
@@ -370,6 +370,32 @@ async def test_a_connection_that_came_up_makes_the_next_pause_short_again(
         with pytest.raises((StopIteration, RuntimeError)):
             await transport.run()
     assert started == [0, 1]
+
+
+async def test_a_connection_that_breaks_in_the_tick_of_its_ack_is_told_of(
+    coordinator: ScriptedCoordinator,
+) -> None:
+    """A request may have been handed over in that tick; it would wait for ever."""
+    coordinator.acks = False
+    losses: list[str] = []
+
+    class Listening(Deaf):
+        def on_lost(self, reason: str) -> None:
+            losses.append(reason)
+
+    with zmq.Context() as context:
+        codec = ClientCodec(FRAMED)
+        transport = Transport(coordinator.address, codec, Link(), context, listener=Listening())
+        async with trio.open_nursery() as running:
+            running.start_soon(transport.run)
+            await until(lambda: coordinator.connects)
+            connection = transport._current
+            assert connection is not None
+            connection.deliver(coordinator.ack())
+            assert transport.is_up
+            connection.notice(LinkEvent.DOWN)
+            await until(lambda: losses)
+            running.cancel_scope.cancel()
 
 
 class Deaf:
