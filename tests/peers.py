@@ -7,12 +7,11 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import attrs
-import msgpack
 import trio
 
 from trio_infer import ConnectError
-from trio_infer.protocol.dialects import FRAMED, Kind
-from trio_infer.protocol.wire import ClientMessage, CoordinatorCodec, Frames
+from trio_infer.protocol.dialects import FRAMED, Dialect, Kind, resolve_dialect
+from trio_infer.protocol.wire import ClientMessage, CoordinatorCodec
 from trio_infer.sockets import (
     ROUTER,
     Link,
@@ -24,6 +23,8 @@ from trio_infer.sockets import (
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from trio_infer.protocol.packing import Frames
 
 __all__ = ["Received", "ScriptedCoordinator", "finished", "free_address", "scripted_coordinator"]
 
@@ -70,7 +71,7 @@ class ScriptedCoordinator:
         unroutable: messages that found their client gone: the real coordinator dies of one.
     """
 
-    def __init__(self, socket: ZmqSocket, address: str) -> None:
+    def __init__(self, socket: ZmqSocket, address: str, dialect: Dialect = FRAMED) -> None:
         self.address = address
         self.log: list[Received] = []
         self.connects: list[bytes] = []
@@ -80,7 +81,7 @@ class ScriptedCoordinator:
         self.unroutable = 0
         self.block_hashes: list[list[int] | None] = []
         self._socket = socket
-        self._codec = CoordinatorCodec(FRAMED)
+        self._codec = CoordinatorCodec(dialect)
         self._news = {kind: trio.open_memory_channel[Received](1_000_000) for kind in Kind}
 
     async def run(self) -> None:
@@ -101,7 +102,7 @@ class ScriptedCoordinator:
             if tokens is not None:
                 self.reply(received, tokens)
         elif received.kind is Kind.SUBMIT_REQUEST:
-            self.block_hashes.append(msgpack.unpackb(frames[3]))
+            self.block_hashes.append(received.message.block_hashes)
             self._tokens[client, received.id] = []
 
     async def submission(self) -> Received:
@@ -159,12 +160,14 @@ async def _bind(socket: ZmqSocket, address: str) -> str:
 
 @asynccontextmanager
 async def scripted_coordinator(
-    bind: str = "tcp://127.0.0.1:*", *, link: Link | None = None
+    bind: str = "tcp://127.0.0.1:*", *, link: Link | None = None, dialect: str = FRAMED.name
 ) -> AsyncIterator[ScriptedCoordinator]:
     context = make_context()
     socket = ZmqSocket(ROUTER, link=link or Link(), context=context)
     try:
-        coordinator = ScriptedCoordinator(socket, await _bind(socket, bind))
+        coordinator = ScriptedCoordinator(
+            socket, await _bind(socket, bind), resolve_dialect(dialect)
+        )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(coordinator.run)
             yield coordinator

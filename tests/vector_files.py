@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgpack
 
-__all__ = ["file_names", "read_frame", "read_json", "read_vectors"]
+__all__ = ["file_names", "read_bytes", "read_frame", "read_json", "read_vectors"]
 
 _DIRECTORY: Final = Path(__file__).parent / "vectors"
 
@@ -32,7 +32,12 @@ def read_vectors(name: str) -> list[dict[str, Any]]:
     return vectors
 
 
+def read_bytes(name: str) -> bytes:
+    """The one frame of a recorded reply, as it came."""
+    return (_DIRECTORY / f"{name}.msgpack").read_bytes()
+
+
 def read_frame(name: str) -> list[Any]:
-    """The one frame of a recorded reply: its header, the client's id, its body."""
-    frame: list[Any] = msgpack.unpackb((_DIRECTORY / f"{name}.msgpack").read_bytes())
+    """What is in it: its header, the client's id, its body."""
+    frame: list[Any] = msgpack.unpackb(read_bytes(name))
     return frame

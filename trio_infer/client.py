@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, overload
 
 import trio
 
 from .background import Background
 from .lifetime import Lifetime
-from .models.sampling_params import to_sampling_params
-from .models.scalars import to_float, to_int, to_text
+from .models.result import ResultT
+from .models.scalars import to_flag, to_float, to_int, to_text
 from .protocol.dialects import Dialect, resolve_dialect
 from .protocol.hashing import PrefixHashing
-from .protocol.prompt import Prompt, coerce_prompt
+from .protocol.preparation import Preparation
 from .protocol.wire import ClientCodec
 from .request import Request
 from .sockets import (
@@ -27,11 +27,13 @@ from .sockets import (
 from .streams import CompletionStream
 
 if TYPE_CHECKING:
-    import contextlib
+    from contextlib import AbstractAsyncContextManager
     from enum import Enum
     from types import TracebackType
 
     from .models import ClientStatistics, Completion, SamplingParams, SupportsSerialize
+    from .protocol.preparation import Prepared
+    from .protocol.prompt import Prompt
 
 __all__ = ["InferenceClient", "open_client"]
 
@@ -40,10 +42,12 @@ MAX_HEARTBEAT_SECONDS: Final = 86_400.0
 """ZeroMQ counts milliseconds in 32 bits; a day is as good as for ever."""
 
 
+@overload
 def open_client(
     address: str,
     *,
-    dialect: str | Dialect = "framed",
+    dialect: str | Dialect | None = None,
+    deserialize: Literal[True] = True,
     block_size_tokens: int | None = None,
     prefix_caching_coordinator_policy: Enum | str | None = None,
     connect_timeout: float | None = 10.0,
@@ -52,7 +56,40 @@ def open_client(
     max_message_size: int = 256 * 2**20,
     socket_options: SocketOptions | None = None,
     context: ZmqContext | None = None,
-) -> contextlib.AbstractAsyncContextManager[InferenceClient]:
+) -> AbstractAsyncContextManager[InferenceClient[Completion]]: ...
+
+
+@overload
+def open_client(
+    address: str,
+    *,
+    dialect: str | Dialect | None = None,
+    deserialize: Literal[False],
+    block_size_tokens: int | None = None,
+    prefix_caching_coordinator_policy: Enum | str | None = None,
+    connect_timeout: float | None = 10.0,
+    close_timeout: float = 5.0,
+    heartbeat_timeout: float = 30.0,
+    max_message_size: int = 256 * 2**20,
+    socket_options: SocketOptions | None = None,
+    context: ZmqContext | None = None,
+) -> AbstractAsyncContextManager[InferenceClient[dict[str, Any]]]: ...
+
+
+def open_client(
+    address: str,
+    *,
+    dialect: str | Dialect | None = None,
+    deserialize: bool = True,
+    block_size_tokens: int | None = None,
+    prefix_caching_coordinator_policy: Enum | str | None = None,
+    connect_timeout: float | None = 10.0,
+    close_timeout: float = 5.0,
+    heartbeat_timeout: float = 30.0,
+    max_message_size: int = 256 * 2**20,
+    socket_options: SocketOptions | None = None,
+    context: ZmqContext | None = None,
+) -> AbstractAsyncContextManager[InferenceClient[Any]]:
     """A client for the length of an ``async with`` block.
 
     Entering connects and shakes hands. Leaving aborts what still runs, waits for the coordinator's
@@ -63,8 +100,13 @@ def open_client(
 
     Args:
         address: of the coordinator, such as ``"tcp://coordinator:5555"``.
-        dialect: what the coordinator speaks. It cannot be found out, and sending another dialect
-            can kill a coordinator.
+        dialect: what the coordinator speaks: ``"framed"``, ``"0.20"``, ``"0.19"``, ``"0.18"``, or
+            such a `Dialect` itself. By default what ``TRIO_INFER_DIALECT`` in the environment
+            says, or else ``"framed"``. It cannot be found out, and **sending another dialect
+            can kill a coordinator**.
+        deserialize: whether requests end in a `Completion`. Otherwise they end in the fields of
+            the engine's reply as they came, in a dict, with ``latency`` in seconds added; deltas
+            stay typed, and failures still raise.
         block_size_tokens: how many tokens make a block of the engines' prefix cache. With the
             policy, prompts of token ids are hashed here, which spares the coordinator the work.
         prefix_caching_coordinator_policy: by what the coordinator chooses an engine: the policy,
@@ -80,6 +122,7 @@ def open_client(
         context: the ZeroMQ context to use; by default the client has one of its own.
 
     Raises:
+        UnsupportedByDialect: hashing is asked for, and the dialect has no block hashes; at once.
         TypeError, ValueError: for a wrong argument; at once, but for what only ZeroMQ can tell of
             an address or a socket option, which comes on entering.
         ConnectTimeout: on entering, when there was no handshake within ``connect_timeout``.
@@ -93,8 +136,11 @@ def open_client(
     )
     return _OpenClient(
         check_address(to_text(address, "address")),
-        dialect=resolve_dialect(dialect),
-        prefix_hashing=PrefixHashing(block_size_tokens, prefix_caching_coordinator_policy),
+        preparation=Preparation(
+            ClientCodec(resolve_dialect(dialect)),
+            PrefixHashing(block_size_tokens, prefix_caching_coordinator_policy),
+        ),
+        deserialize=to_flag(deserialize, "deserialize"),
         link=link,
         context=check_context(context),
         connect_timeout=(
@@ -120,7 +166,7 @@ def _bytes(value: int, name: str) -> int:
     return size
 
 
-class InferenceClient(trio.abc.AsyncResource):
+class InferenceClient(trio.abc.AsyncResource, Generic[ResultT]):
     """A connection to a coordinator, and the requests over it. Made by `open_client`.
 
     Any task of the same trio run may use it. When the connection breaks, requests in flight raise
@@ -128,21 +174,16 @@ class InferenceClient(trio.abc.AsyncResource):
 
     Attributes:
         address: of the coordinator.
-        dialect: what it speaks.
+        dialect: what it speaks, and what that has.
     """
 
     def __init__(
-        self,
-        lifetime: Lifetime,
-        *,
-        address: str,
-        codec: ClientCodec,
-        prefix_hashing: PrefixHashing,
+        self, lifetime: Lifetime, *, address: str, preparation: Preparation, deserialize: bool
     ) -> None:
         self.address = address
-        self.dialect = codec.dialect
-        self._codec = codec
-        self._prefix_hashing = prefix_hashing
+        self.dialect: Dialect = preparation.codec.dialect
+        self._preparation = preparation
+        self._deserialize = deserialize
         self._lifetime = lifetime
         self._exchange = lifetime.exchange
 
@@ -150,29 +191,42 @@ class InferenceClient(trio.abc.AsyncResource):
         return f"<InferenceClient of {self.address}, {self.statistics().in_flight} in flight>"
 
     async def generate(
-        self, prompt: Prompt, sampling_params: SamplingParams | SupportsSerialize | None = None
-    ) -> Completion:
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | SupportsSerialize | None = None,
+        *,
+        offload_params: object = None,
+    ) -> ResultT:
         """Runs a request to its end.
 
         Waits for a connection if there is none. Cancelled before the request is handed over,
         nothing has been sent; cancelled later, ABORT is sent before the cancellation moves on.
+        (Where ``dialect.can_abort`` is false the engine goes on, and its late reply is dropped.)
 
         Args:
             prompt: text, or token ids as any sequence or array of ints.
             sampling_params: how to sample; None for the defaults.
+            offload_params: passed on to the engine as they are: whatever MessagePack can carry.
 
         Raises:
             TypeError, ValueError: for a wrong argument, before anything is sent.
+            UnsupportedByDialect: the coordinator's dialect has no words for what is asked;
+                nothing was sent.
             RequestFailed: the engine gave up on the request.
             ConnectionLost: the connection broke before the reply came.
             RemoteProtocolError: the reply makes no sense.
             trio.ClosedResourceError: the client is closed.
         """
-        return await self._make_request(prompt, sampling_params, streaming=False).run()
+        prepared = self._preparation.prepare(prompt, sampling_params, offload_params=offload_params)
+        return await self._make_request(prepared).run()
 
     def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | SupportsSerialize | None = None
-    ) -> CompletionStream:
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | SupportsSerialize | None = None,
+        *,
+        offload_params: object = None,
+    ) -> CompletionStream[ResultT]:
         """A request whose tokens are received while it runs, for use in ``async with``.
 
         Entering the block waits for a connection, if there is none, and hands the request over.
@@ -181,27 +235,19 @@ class InferenceClient(trio.abc.AsyncResource):
         Args:
             prompt: text, or token ids as any sequence or array of ints.
             sampling_params: how to sample; None for the defaults.
+            offload_params: passed on to the engine as they are: whatever MessagePack can carry.
 
         Raises:
             TypeError, ValueError: for a wrong argument.
+            UnsupportedByDialect: the coordinator's dialect has no words for what is asked.
         """
-        return CompletionStream(self._make_request(prompt, sampling_params, streaming=True))
+        prepared = self._preparation.prepare(
+            prompt, sampling_params, offload_params=offload_params, streaming=True
+        )
+        return CompletionStream(self._make_request(prepared))
 
-    def _make_request(
-        self,
-        prompt: Prompt,
-        sampling_params: SamplingParams | SupportsSerialize | None,
-        *,
-        streaming: bool,
-    ) -> Request:
-        params = to_sampling_params(sampling_params)
-        if params.do_kv_handoff:
-            msg = "do_kv_handoff is none of the parameters of an ordinary request"
-            raise ValueError(msg)
-        asked = params.serialize() | {"streaming": streaming}
-        coerced = coerce_prompt(prompt)
-        submission = self._codec.prepare(coerced, asked, self._prefix_hashing.of(coerced))
-        return Request(self._exchange, submission, asked)
+    def _make_request(self, prepared: Prepared) -> Request[ResultT]:
+        return Request(self._exchange, prepared, deserialize=self._deserialize)
 
     def statistics(self) -> ClientStatistics:
         """The counters as they stand."""
@@ -229,16 +275,16 @@ class _OpenClient:
         self,
         address: str,
         *,
-        dialect: Dialect,
-        prefix_hashing: PrefixHashing,
+        preparation: Preparation,
+        deserialize: bool,
         link: Link,
         context: ZmqContext | None,
         connect_timeout: float,
         close_timeout: float,
     ) -> None:
         self._address = address
-        self._codec = ClientCodec(dialect)
-        self._prefix_hashing = prefix_hashing
+        self._preparation = preparation
+        self._deserialize = deserialize
         self._link = link
         self._context = context
         self._connect_timeout = connect_timeout
@@ -247,14 +293,14 @@ class _OpenClient:
         self._background = Background()
 
     @trio.lowlevel.enable_ki_protection
-    async def __aenter__(self) -> InferenceClient:
+    async def __aenter__(self) -> InferenceClient[Any]:
         if self._lifetime is not None:
             msg = "open_client() opens once: call it again for another client"
             raise RuntimeError(msg)
         await trio.lowlevel.checkpoint_if_cancelled()
         self._lifetime = lifetime = Lifetime(
             self._address,
-            codec=self._codec,
+            codec=self._preparation.codec,
             link=self._link,
             context=self._context,
             close_timeout=self._close_timeout,
@@ -269,8 +315,8 @@ class _OpenClient:
         return InferenceClient(
             lifetime,
             address=self._address,
-            codec=self._codec,
-            prefix_hashing=self._prefix_hashing,
+            preparation=self._preparation,
+            deserialize=self._deserialize,
         )
 
     @trio.lowlevel.enable_ki_protection

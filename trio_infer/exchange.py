@@ -20,7 +20,8 @@ from .sockets import Home, NotConnected
 from .transport import Transport
 
 if TYPE_CHECKING:
-    from .protocol.wire import ClientCodec, Frame, MalformedMessage, ServerMessage, Submission
+    from .protocol.packing import Frame, MalformedMessage
+    from .protocol.wire import ClientCodec, ServerMessage, Submission
     from .sockets import Link, ZmqContext
 
 __all__ = ["Exchange", "Inbox"]
@@ -115,10 +116,17 @@ class Exchange:
 
     @trio.lowlevel.enable_ki_protection
     def abandon(self, request_id: int) -> None:
-        """Nobody wants the request any more: if it runs, ABORT is sent before this returns."""
+        """Nobody wants the request any more: if it runs, ABORT is sent before this returns.
+
+        Where the dialect has none, nothing is sent; the final reply is waited for all the same.
+        """
         self._home.check()
         if self._session.abandon(request_id):
             self._send_abort(request_id)
+
+    def check_can_abort(self) -> None:
+        """Raises `UnsupportedByDialect` if a request cannot be ended before its time."""
+        self._codec.dialect.number(Kind.ABORT_REQUEST)
 
     @trio.lowlevel.enable_ki_protection
     def finish_early(self, request_id: int) -> None:
@@ -146,6 +154,8 @@ class Exchange:
         self._session.recount_as_failed()
 
     def _send_abort(self, request_id: int) -> None:
+        if not self._codec.dialect.can_abort:
+            return  # the engine goes on to the end, and its reply is waited for and dropped
         with contextlib.suppress(NotConnected):  # then the request went down with its connection
             self._transport.send(self._codec.abort(request_id))
 

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias
 
 import attrs
 import trio
 
-from .errors import ConnectionLost, RemoteProtocolError
+from .errors import ConnectionLost, RemoteProtocolError, RequestFailed
+from .models.result import ResultT
 from .protocol.assembly import Assembler
-from .protocol.conversion import request_failed
-from .protocol.wire import Frame, MalformedMessage
+from .protocol.conversion import Known, request_failed
+from .protocol.packing import Frame, MalformedMessage
 
 if TYPE_CHECKING:
     from .exchange import Exchange
-    from .models import Completion
 
 __all__ = ["Reception"]
 
@@ -49,13 +49,14 @@ def _not_ended(_: list[int]) -> Exception:
     return trio.WouldBlock()
 
 
-class Reception:
+class Reception(Generic[ResultT]):
     """The inbox of one request, and what has been read out of it so far.
 
     Attributes:
         request_id: the client's number of the request; -1 before it is handed over.
         arrived: what the decoded replies hold.
-        completion: the completion, once its final reply was decoded.
+        completion: what the request ended in, once its final reply was decoded and is none of a
+            failure: a `Completion`, or its fields.
         ended: whether nothing will come any more; `has_ended` says that this has been read as well.
         aborted: whether the request was aborted while its final reply was still wanted.
     """
@@ -77,7 +78,7 @@ class Reception:
         "request_id",
     )
 
-    def __init__(self, exchange: Exchange, asked: Mapping[str, Any]) -> None:
+    def __init__(self, exchange: Exchange, asked: Mapping[str, Any], *, deserialize: bool) -> None:
         self._exchange = exchange
         self._asked = asked
         self._wake, self._woken = trio.open_memory_channel[None](1)
@@ -87,8 +88,8 @@ class Reception:
         self._first_at: float | None = None
         self._make_error: Callable[[list[int]], Exception] = _not_ended
         self.request_id = -1
-        self.arrived = Assembler()
-        self.completion: Completion | None = None
+        self.arrived = Assembler(deserialize=deserialize)
+        self.completion: ResultT | None = None
         self.ended = False
         self.aborted = False
 
@@ -156,7 +157,7 @@ class Reception:
         """Whether the end has been decoded."""
         return self.completion is not None or self._make_error is not _not_ended
 
-    def outcome(self) -> Completion:
+    def outcome(self) -> ResultT:
         """The completion; or raises what the request ended with instead.
 
         Raises:
@@ -207,20 +208,20 @@ class Reception:
 
     def _decode_final(self, final: _Final) -> None:
         first = self._first_at
-        completion = self.arrived.finish(
-            final.body,
+        known = Known(
             request_id=self.request_id,
             latency=final.at - self._submitted_at,
             time_to_first_token=None if first is None else first - self._submitted_at,
             asked=self._asked,
             aborted=self.aborted,
         )
-        if completion.finish_reason == "error":
+        try:
+            self.completion = self.arrived.finish(final.body, known)
+        except RequestFailed as error:
+            completion = error.completion
             if not self.aborted:
                 self._exchange.recount_as_failed()
             self._make_error = lambda _: request_failed(completion)
-        else:
-            self.completion = completion
 
     def _fail(self, error: MalformedMessage) -> None:
         """A body made no sense: the request has failed, and is aborted if it still runs."""

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, Generic
 
 import trio
 
 from .errors import LocalProtocolError
+from .models.result import ResultT
 from .reception import Reception
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from .exchange import Exchange
-    from .models import Completion
+    from .protocol.preparation import Prepared
     from .protocol.wire import Submission
 
 __all__ = ["Request"]
@@ -21,13 +20,13 @@ __all__ = ["Request"]
 CLOSED: Final = "the stream is closed; what had arrived is in its tokens and completion"
 
 
-class Request:
+class Request(Generic[ResultT]):
     """A request that lives from `hand_over` to `close`.
 
     Args:
         exchange: where it is handed over.
-        submission: what is handed over.
-        asked: the sampling parameters in it.
+        prepared: what is handed over.
+        deserialize: whether it is to end in a `Completion`, or else in the fields of the reply.
 
     Attributes:
         reception: what comes back.
@@ -36,12 +35,12 @@ class Request:
 
     __slots__ = ("_exchange", "_submission", "closed", "reception")
 
-    def __init__(
-        self, exchange: Exchange, submission: Submission, asked: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, exchange: Exchange, prepared: Prepared, *, deserialize: bool) -> None:
         self._exchange = exchange
-        self._submission: Submission | None = submission
-        self.reception = Reception(exchange, asked)
+        self._submission: Submission | None = prepared.submission
+        self.reception: Reception[ResultT] = Reception(
+            exchange, prepared.asked, deserialize=deserialize
+        )
         self.closed = False
 
     def claim(self) -> Submission:
@@ -79,7 +78,7 @@ class Request:
         if reception.handed_over:
             self._exchange.abandon(reception.request_id)
 
-    async def result(self) -> Completion:
+    async def result(self) -> ResultT:
         """Waits for the end. Cancelling it ends nothing.
 
         Raises:
@@ -95,9 +94,14 @@ class Request:
         reception.arrived.take_all()
         return reception.outcome()
 
-    async def finish_early(self) -> Completion:
-        """Aborts the request if it runs, and waits for its end."""
+    async def finish_early(self) -> ResultT:
+        """Aborts the request if it runs, and waits for its end.
+
+        Raises:
+            UnsupportedByDialect: there are no aborts in this dialect.
+        """
         reception = self.reception
+        self._exchange.check_can_abort()
         await trio.lowlevel.checkpoint_if_cancelled()
         if not (reception.ended or reception.aborted):
             self._exchange.finish_early(reception.request_id)
@@ -105,7 +109,7 @@ class Request:
         return await self.result()
 
     @trio.lowlevel.enable_ki_protection
-    async def run(self) -> Completion:
+    async def run(self) -> ResultT:
         """Its whole life: handing over, the result, and the end, whatever happens."""
         await self.hand_over(self.claim())
         try:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Generic, Self
 
 import trio
 
 from .errors import LocalProtocolError
 from .models import TokenDelta
+from .models.result import ResultT
 from .request import CLOSED
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from .models import Completion
     from .reception import Reception
     from .request import Request
 
@@ -22,17 +22,20 @@ __all__ = ["CompletionStream"]
 _NOT_HANDED_OVER: Final = "the request has not been handed over yet: enter the stream first"
 
 
-class CompletionStream(trio.abc.ReceiveChannel[TokenDelta]):
+class CompletionStream(trio.abc.ReceiveChannel[TokenDelta], Generic[ResultT]):
     """One request while it runs. Made by `InferenceClient.stream`; to be used in ``async with``.
 
     Entering the block waits for the connection and hands the request over. Leaving it, in whatever
     way, ends the request: if it has not finished, ABORT is sent before control moves on. Iterate
-    over the stream, or call `receive`, for `TokenDelta` objects; `result` waits for the whole.
+    over the stream, or call `receive`, for `TokenDelta` objects; `result` waits for the whole: a
+    `Completion`, or, from a client with ``deserialize=False``, the reply's fields as a dict.
+
+    Where ``client.dialect.can_stream`` is false, all tokens come as one delta, at the end.
 
     One task may receive at a time; any task may close it.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request[ResultT]) -> None:
         self._request = request
         self._reception = request.reception
         self._turn = _Turn(request.reception)
@@ -119,14 +122,14 @@ class CompletionStream(trio.abc.ReceiveChannel[TokenDelta]):
         return self._reception.ended
 
     @property
-    def completion(self) -> Completion | None:
-        """The completion, if its final reply has arrived and is none of a failure."""
+    def completion(self) -> ResultT | None:
+        """What `result` returns, if its final reply has arrived and is none of a failure."""
         self._reception.decode()
         return self._reception.completion
 
     # Receiving
 
-    def _reading(self) -> _Turn:
+    def _reading(self) -> _Turn[ResultT]:
         if self._request.closed:
             raise trio.ClosedResourceError(CLOSED)
         if not self._reception.handed_over:
@@ -165,7 +168,7 @@ class CompletionStream(trio.abc.ReceiveChannel[TokenDelta]):
             raise trio.WouldBlock
         return delta
 
-    async def result(self) -> Completion:
+    async def result(self) -> ResultT:
         """Waits for the end of the request; what was not received goes to `tokens`.
 
         Cancelling it loses nothing and ends nothing. Raises what `receive` does, but for the end.
@@ -173,28 +176,29 @@ class CompletionStream(trio.abc.ReceiveChannel[TokenDelta]):
         with self._reading():
             return await self._request.result()
 
-    async def finish_early(self) -> Completion:
+    async def finish_early(self) -> ResultT:
         """Aborts the request, and waits for the engine's final reply: the completion so far.
 
         Its ``finish_reason`` is then ``"abort"``; that of a request that has finished already is
         what it is. While the engines are paused no reply comes. Cancelled, the request stays
-        aborted, and `result` may be awaited again. Raises what `receive` does, but for the end.
+        aborted, and `result` may be awaited again. Raises what `receive` does, but for the end;
+        and `UnsupportedByDialect` where ``client.dialect.can_abort`` is false, sending nothing.
         """
         with self._reading():
             return await self._request.finish_early()
 
 
-class _Turn:
+class _Turn(Generic[ResultT]):
     """Lets one task at a time read."""
 
     __slots__ = ("_reception", "_taken")
 
-    def __init__(self, reception: Reception) -> None:
+    def __init__(self, reception: Reception[ResultT]) -> None:
         self._reception = reception
         self._taken = False
 
     @trio.lowlevel.enable_ki_protection
-    def __enter__(self) -> Reception:
+    def __enter__(self) -> Reception[ResultT]:
         if self._taken:
             msg = "another task is receiving from this stream"
             raise trio.BusyResourceError(msg)
@@ -206,7 +210,7 @@ class _Turn:
         self._taken = False
 
 
-def _next_delta(reception: Reception) -> TokenDelta | None:
+def _next_delta(reception: Reception[ResultT]) -> TokenDelta | None:
     """What has come since the last delta; None if the next is still to come."""
     reception.decode()
     delta = reception.arrived.take_delta()

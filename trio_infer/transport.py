@@ -29,7 +29,8 @@ import trio
 
 from .errors import ConnectError
 from .protocol.dialects import Kind
-from .protocol.wire import ClientCodec, Frames, MalformedMessage, ServerMessage
+from .protocol.packing import Frames, MalformedMessage
+from .protocol.wire import ClientCodec, ServerMessage
 from .sockets import DEALER, Link, LinkEvent, NotConnected, ZmqContext, ZmqSocket
 
 if TYPE_CHECKING:

@@ -132,7 +132,7 @@ def test_a_wrong_argument_is_refused_before_anything_happens(
     address: str, options: dict[str, object]
 ) -> None:
     with pytest.raises(ValueError, match=r".+"):
-        open_client(address, **options)  # type: ignore[arg-type]
+        open_client(address, **options)  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_an_argument_of_a_wrong_type_is_refused_before_anything_happens(
     address: object, options: dict[str, object]
 ) -> None:
     with pytest.raises(TypeError):
-        open_client(address, **options)  # type: ignore[arg-type]
+        open_client(address, **options)  # type: ignore[call-overload]
 
 
 async def test_an_address_that_only_zeromq_can_refuse_is_refused_on_entering() -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tests.peers import ScriptedCoordinator
-    from trio_infer.protocol.wire import Frame
+    from trio_infer.protocol.packing import Frame
 
 LONG = SamplingParams(num_tokens_to_generate=100_000)
 

@@ -10,7 +10,8 @@ from trio_infer.embedded.core import CoordinatorCore
 from trio_infer.embedded.engine import Engine
 from trio_infer.embedded.statistics import CoordinatorStatistics
 from trio_infer.protocol.dialects import FRAMED, Kind
-from trio_infer.protocol.wire import ClientCodec, ClientMessage, Frames, unpack_map
+from trio_infer.protocol.packing import Frames, unpack_map
+from trio_infer.protocol.wire import ClientCodec, ClientMessage
 
 if TYPE_CHECKING:
     from trio_infer.embedded import LanguageModel
@@ -346,5 +347,5 @@ def test_a_coordinator_without_engines_is_refused() -> None:
 def test_a_kind_of_message_that_the_dialect_has_but_nobody_serves_is_dropped(
     peers: Peers,
 ) -> None:
-    peers.core._obey(b"A", ClientMessage(Kind.CONNECT_ACK), 0.0)
+    peers.core._obey(b"A", ClientMessage(kind=Kind.CONNECT_ACK), 0.0)
     assert peers.counts() == {"clients": 1, "malformed": 1}

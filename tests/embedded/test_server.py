@@ -17,7 +17,8 @@ from trio_infer.background import running_behind
 from trio_infer.embedded import EmbeddedCoordinator, open_coordinator, server
 from trio_infer.errors import ConnectError
 from trio_infer.protocol.dialects import FRAMED, Kind
-from trio_infer.protocol.wire import ClientCodec, Frames, ServerMessage, unpack_map
+from trio_infer.protocol.packing import Frames, unpack_map
+from trio_infer.protocol.wire import ClientCodec, ServerMessage
 from trio_infer.sockets import (
     DEALER,
     Link,

@@ -8,11 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.vector_files import file_names, read_frame
-from trio_infer import Completion, TokenDelta
+from tests.vector_files import file_names, read_bytes, read_frame
+from trio_infer import Completion, RequestFailed, TokenDelta
 from trio_infer.protocol.assembly import Assembler
-from trio_infer.protocol.dialects import FRAMED, Kind
-from trio_infer.protocol.wire import ClientCodec, CoordinatorCodec, MalformedMessage
+from trio_infer.protocol.conversion import Known
+from trio_infer.protocol.dialects import DIALECTS, Kind
+from trio_infer.protocol.packing import MalformedMessage
+from trio_infer.protocol.wire import ClientCodec
+
+KNOWN = Known(request_id=7, latency=0.5, time_to_first_token=0.25, asked={}, aborted=False)
 
 
 def add(assembler: Assembler, tokens: list[int], **fields: Any) -> None:
@@ -21,24 +25,17 @@ def add(assembler: Assembler, tokens: list[int], **fields: Any) -> None:
 
 def finish(assembler: Assembler, tokens: list[int], **fields: Any) -> Completion:
     body = {"request_id": 5, "status": "COMPLETED", "generated_tokens": tokens, **fields}
-    return assembler.finish(
-        msgpack.packb(body),
-        request_id=7,
-        latency=0.5,
-        time_to_first_token=0.25,
-        asked={},
-        aborted=False,
-    )
+    completion: Completion = assembler.finish(msgpack.packb(body), KNOWN)
+    return completion
 
 
 # Genuine partial results
 
 
 def received(name: str) -> Any:
-    """The body of a recorded partial result, come over the wire of this dialect."""
-    header, request_id, body = read_frame(name)
-    assert header == 22
-    message = ClientCodec(FRAMED).decode(CoordinatorCodec(FRAMED).partial(request_id, body))
+    """The body of a recorded partial result, as it came over the wire."""
+    _, request_id, _ = read_frame(name)
+    message = ClientCodec(DIALECTS["0.20"]).decode([read_bytes(name)])
     assert (message.kind, message.request_id) == (Kind.ENGINE_REPLY_PARTIAL, request_id)
     return message.body
 
@@ -87,8 +84,7 @@ def test_genuine_final_replies_are_the_whole_delta_where_nothing_came_before() -
     for name in file_names("*-reply-completed_*.msgpack"):
         _, _, body = read_frame(name)
         assembler = Assembler()
-        known = {"request_id": 7, "latency": 0.5, "time_to_first_token": None}
-        completion = assembler.finish(msgpack.packb(body), asked={}, aborted=False, **known)
+        completion = assembler.finish(msgpack.packb(body), KNOWN)
         assert assembler.take_delta() == TokenDelta(
             body["generated_tokens"], body["generated_log_probs"], body["generated_top_n_logprobs"]
         )
@@ -223,8 +219,8 @@ def test_a_final_reply_that_takes_back_what_was_streamed_is_refused(final: list[
 def test_a_failed_request_may_take_back_anything() -> None:
     assembler = Assembler()
     add(assembler, [1, 2], new_log_probs=[-0.5, -0.5])
-    completion = finish(assembler, [], status="FAILED")
-    assert completion.finish_reason == "error"
+    with pytest.raises(RequestFailed):
+        finish(assembler, [], status="FAILED")
     assert assembler.tokens == [1, 2]
     assert assembler.take_delta() == TokenDelta([1, 2], [-0.5, -0.5])
 

@@ -6,24 +6,30 @@ from typing import Any
 import attrs
 import pytest
 
-from tests.vector_files import file_names, read_frame, read_json
+from tests.vector_files import file_names, read_bytes, read_json
 from trio_infer import Completion, EpochSpan, RequestEvent
-from trio_infer.protocol.conversion import FinishedRequest, request_failed, to_completion
-from trio_infer.protocol.dialects import FRAMED
-from trio_infer.protocol.wire import ClientCodec, CoordinatorCodec, MalformedMessage, unpack_map
+from trio_infer.protocol.conversion import FinishedRequest, Known, request_failed, to_completion
+from trio_infer.protocol.dialects import DIALECTS, Kind
+from trio_infer.protocol.packing import MalformedMessage, unpack_map
+from trio_infer.protocol.wire import ClientCodec
+
+
+def known(
+    asked: dict[str, Any], *, aborted: bool = False, time_to_first_token: float | None = None
+) -> Known:
+    return Known(
+        request_id=7,
+        latency=0.5,
+        time_to_first_token=time_to_first_token,
+        asked=asked,
+        aborted=aborted,
+    )
 
 
 def convert(
     fields: dict[str, Any], *, asked: dict[str, Any] | None = None, aborted: bool = False
 ) -> Completion:
-    return to_completion(
-        {"status": "COMPLETED", **fields},
-        request_id=7,
-        latency=0.5,
-        time_to_first_token=None,
-        asked=asked or {},
-        aborted=aborted,
-    )
+    return to_completion({"status": "COMPLETED", **fields}, known(asked or {}, aborted=aborted))
 
 
 # Genuine replies
@@ -32,10 +38,9 @@ REPLIES = file_names("*-reply-*.msgpack")
 
 
 def received(name: str) -> dict[str, Any]:
-    """The body of a recorded reply, come over the wire of this dialect."""
-    _, request_id, body = read_frame(name)
-    message = ClientCodec(FRAMED).decode(CoordinatorCodec(FRAMED).reply(request_id, body))
-    assert message.request_id == request_id
+    """The body of a recorded reply, as it came over the wire."""
+    message = ClientCodec(DIALECTS[name[:4]]).decode([read_bytes(name)])
+    assert (message.kind, message.request_id) == (Kind.ENGINE_REPLY, 1234)
     return unpack_map(message.body)
 
 
@@ -227,11 +232,7 @@ def test_failure_comes_before_abort_and_abort_before_length(
 def test_what_was_measured_here_stands_beside_what_the_engine_measured() -> None:
     completion = to_completion(
         {"status": "COMPLETED", "ttft": 3, "tpot": [0.5, 1], "latency": 9.0},
-        request_id=7,
-        latency=0.5,
-        time_to_first_token=0.25,
-        asked={},
-        aborted=False,
+        known({}, time_to_first_token=0.25),
     )
     assert completion.latency == 0.5
     assert completion.time_to_first_token == 0.25
@@ -330,9 +331,7 @@ def test_a_field_that_makes_no_sense_is_not_handed_to_the_caller(field: str, val
 
 def test_a_reply_without_a_status_makes_no_sense() -> None:
     with pytest.raises(MalformedMessage, match="status"):
-        to_completion(
-            {}, request_id=7, latency=0.5, time_to_first_token=None, asked={}, aborted=False
-        )
+        to_completion({}, known({}))
 
 
 # Why it failed

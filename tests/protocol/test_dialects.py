@@ -6,56 +6,149 @@ import attrs
 import pytest
 
 from tests.vector_files import read_json, read_vectors
-from trio_infer.protocol.dialects import DIALECTS, FRAMED, Dialect, Framing, Kind, resolve_dialect
+from trio_infer import UnsupportedByDialect
+from trio_infer.models.sampling_params import FIELD_NAMES
+from trio_infer.protocol.dialects import (
+    DIALECTS,
+    ENVIRONMENT,
+    FRAMED,
+    Dialect,
+    Kind,
+    Layout,
+    resolve_dialect,
+)
+
+RECORDED = {"framed": "0.20", "0.20": "0.20", "0.19": "0.19", "0.18": "0.18"}
+"""Whose recordings hold for a dialect: the framed one kept the numbers and parameters of 0.20."""
+
+INSIDE_ONLY = {"SEND_KV", "DISCONNECT", "TP_BROADCAST", "KV_HANDOFF_COMPLETE"}
+"""What coordinators and engines say to each other, and no client hears."""
+
+EVERY = pytest.mark.parametrize("dialect", DIALECTS.values(), ids=repr)
 
 
-def test_each_message_has_the_number_that_the_peer_gives_it() -> None:
-    numbers = read_json("0.20-headers")["headers"]  # the framed dialect kept them
-    assert {kind.name: number for kind, number in FRAMED.headers.items()} == {
-        kind.name: numbers[kind.name] for kind in Kind
+def test_every_dialect_is_held_to_recordings() -> None:
+    assert list(DIALECTS) == list(RECORDED)
+    assert all(DIALECTS[name].name == name for name in DIALECTS)
+
+
+@EVERY
+def test_each_message_has_the_number_that_the_peer_gives_it(dialect: Dialect) -> None:
+    numbers = read_json(f"{RECORDED[dialect.name]}-headers")["headers"]
+    ours = {kind.name: number for kind, number in dialect.headers.items()}
+    assert ours == {name: numbers[name] for name in numbers if name not in INSIDE_ONLY}
+
+
+@EVERY
+def test_a_number_leads_back_to_its_kind(dialect: Dialect) -> None:
+    assert {dialect.kinds[number]: number for number in dialect.kinds} == dialect.headers
+
+
+@EVERY
+def test_the_sampling_parameters_are_the_peers_in_its_order(dialect: Dialect) -> None:
+    vectors = read_vectors(f"{RECORDED[dialect.name]}-sampling_params")
+    (defaults,) = (vector for vector in vectors if vector.get("kwargs") == {})
+    assert dialect.sampling_fields == tuple(defaults["serialize"])
+    assert set(dialect.sampling_fields) <= set(FIELD_NAMES)
+
+
+@EVERY
+def test_each_message_that_exists_has_a_layout(dialect: Dialect) -> None:
+    assert dialect.headers.keys() <= dialect.layouts.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("framed", "stream abort hand_off profile hash_blocks offload"),
+        ("0.20", "stream abort hand_off profile"),
+        ("0.19", "profile"),
+        ("0.18", ""),
+    ],
+)
+def test_what_a_dialect_can_is_what_its_release_can(name: str, expected: str) -> None:
+    names = ("stream", "abort", "hand_off", "profile", "hash_blocks", "offload")
+    can = {each for each in names if getattr(DIALECTS[name], f"can_{each}")}
+    assert can == set(expected.split())
+
+
+def test_the_media_that_a_dialect_takes() -> None:
+    assert {name: sorted(row.modalities) for name, row in DIALECTS.items()} == {
+        "framed": ["image", "video"],
+        "0.20": ["image"],
+        "0.19": [],
+        "0.18": [],
     }
 
 
-def test_a_number_leads_back_to_its_kind() -> None:
-    for dialect in DIALECTS.values():
-        assert {dialect.kinds[number]: number for number in dialect.kinds} == dialect.headers
+def test_only_the_framed_dialect_has_frames_for_bodies() -> None:
+    assert [name for name, row in DIALECTS.items() if row.is_multipart] == ["framed"]
 
 
-def test_the_sampling_parameters_are_the_peers_in_its_order() -> None:
-    (defaults,) = (v for v in read_vectors("0.20-sampling_params") if v.get("kwargs") == {})
-    assert FRAMED.sampling_fields == tuple(defaults["serialize"])
+def test_a_dialect_says_what_it_lacks() -> None:
+    assert DIALECTS["0.20"].number(Kind.ABORT_REQUEST) == 23
+    with pytest.raises(UnsupportedByDialect, match=r"the dialect '0.19' has no ABORT_REQUEST$"):
+        DIALECTS["0.19"].number(Kind.ABORT_REQUEST)
+    with pytest.raises(UnsupportedByDialect, match=r"the dialect 'framed' has no audio: sing$"):
+        FRAMED.refuse("audio", "sing")
 
 
-def test_what_exists_follows_from_the_headers() -> None:
-    assert FRAMED.can_stream
-    assert FRAMED.can_abort
+def test_a_dialect_of_ones_own() -> None:
     mute = Dialect(
-        name="mute", framing=Framing.SINGLE, headers={Kind.CONNECT: 1}, sampling_fields=()
+        name="mute",
+        headers={Kind.CONNECT: 1},
+        layouts=dict.fromkeys(Kind, Layout()),
+        sampling_fields=(),
     )
     assert not mute.can_stream
-    assert not mute.can_abort
+    assert not mute.can_hash_blocks
+    assert mute.kinds == {1: Kind.CONNECT}
+    assert resolve_dialect(mute) is mute
 
 
-def test_nobody_can_change_the_table() -> None:
+@EVERY
+def test_nobody_can_change_the_table(dialect: Dialect) -> None:
     with pytest.raises(TypeError):
-        FRAMED.headers[Kind.CONNECT] = 7  # type: ignore[index]
+        dialect.headers[Kind.CONNECT] = 7  # type: ignore[index]
     with pytest.raises(TypeError):
-        FRAMED.kinds[7] = Kind.CONNECT  # type: ignore[index]
+        dialect.layouts[Kind.CONNECT] = Layout()  # type: ignore[index]
     with pytest.raises(TypeError):
-        DIALECTS["mine"] = FRAMED  # type: ignore[index]
+        dialect.kinds[7] = Kind.CONNECT  # type: ignore[index]
+    with pytest.raises(TypeError):
+        DIALECTS["mine"] = dialect  # type: ignore[index]
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
-        FRAMED.name = "mine"  # type: ignore[misc]
+        dialect.name = "mine"  # type: ignore[misc]
 
 
-def test_a_dialect_is_known_by_its_name_or_by_itself() -> None:
-    assert resolve_dialect("framed") is FRAMED
-    assert resolve_dialect(FRAMED) is FRAMED
-    assert repr(FRAMED) == "<Dialect framed>"
-    assert DIALECTS["framed"] is FRAMED
-    assert len({FRAMED, copy.copy(FRAMED)}) == 2  # rows are compared by identity
+@EVERY
+def test_a_dialect_is_known_by_its_name_or_by_itself(dialect: Dialect) -> None:
+    assert resolve_dialect(dialect.name) is dialect
+    assert resolve_dialect(dialect) is dialect
+    assert repr(dialect) == f"<Dialect {dialect.name}>"
+    assert len({dialect, copy.copy(dialect)}) == 2  # rows are compared by identity
 
 
-@pytest.mark.parametrize("name", ["Framed", "", "0.21", None, 20, b"framed", ["framed"]])
+@pytest.mark.parametrize("name", ["Framed", "", "0.21", 20, 0.18, b"framed", ["framed"]])
 def test_an_unknown_dialect_is_refused_with_the_known_ones(name: object) -> None:
-    with pytest.raises(ValueError, match="dialect must be a Dialect or one of 'framed'"):
+    with pytest.raises(ValueError, match=r"dialect must be one of 'framed', '0.20', '0.19'"):
         resolve_dialect(name)
+
+
+def test_the_environment_says_the_dialect_where_nobody_else_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(ENVIRONMENT, raising=False)
+    assert resolve_dialect() is FRAMED
+    monkeypatch.setenv(ENVIRONMENT, "0.19")
+    assert resolve_dialect(None) is DIALECTS["0.19"]
+    assert resolve_dialect("0.18") is DIALECTS["0.18"]
+    monkeypatch.setenv(ENVIRONMENT, "")
+    assert resolve_dialect() is FRAMED
+
+
+def test_a_wrong_dialect_in_the_environment_is_refused_by_the_variables_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(ENVIRONMENT, "0.21")
+    with pytest.raises(ValueError, match=r"TRIO_INFER_DIALECT must be one of .*, not '0.21'"):
+        resolve_dialect()

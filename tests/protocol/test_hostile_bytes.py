@@ -11,20 +11,18 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.vector_files import file_names, read_frame
+from trio_infer import RequestFailed
 from trio_infer.protocol.assembly import Assembler
-from trio_infer.protocol.conversion import request_failed
-from trio_infer.protocol.dialects import FRAMED, Kind
+from trio_infer.protocol.conversion import Known
+from trio_infer.protocol.dialects import DIALECTS, Dialect, Kind
+from trio_infer.protocol.packing import MalformedMessage, unpack, unpack_map
 from trio_infer.protocol.wire import (
     MAX_METADATA_BYTES,
     ClientCodec,
     CoordinatorCodec,
-    MalformedMessage,
-    ServerMessage,
-    unpack_map,
 )
 
-CLIENT = ClientCodec(FRAMED)
-COORDINATOR = CoordinatorCodec(FRAMED)
+DIALECT = st.sampled_from(list(DIALECTS.values()))
 
 SCALARS = (
     st.none()
@@ -51,7 +49,7 @@ DEEP = st.builds(
 )
 PACKED = st.binary(max_size=64) | VALUES.map(msgpack.packb) | DEEP
 
-HEADERS = st.sampled_from(sorted(FRAMED.kinds)) | SCALARS
+HEADERS = st.sampled_from(sorted({n for row in DIALECTS.values() for n in row.kinds})) | SCALARS
 METADATA = st.builds(
     lambda header, fields, tail: msgpack.packb([header, *fields]) + tail,
     HEADERS,
@@ -63,23 +61,33 @@ FRAMES = st.lists(PACKED, max_size=5) | st.builds(
 )
 
 
-@given(FRAMES)
-@settings(max_examples=300)
-def test_whatever_comes_as_a_reply_is_read_or_refused(frames: list[bytes]) -> None:
+@given(DIALECT, FRAMES)
+@settings(max_examples=600)
+def test_whatever_comes_as_a_reply_is_read_or_refused(
+    dialect: Dialect, frames: list[bytes]
+) -> None:
     with contextlib.suppress(MalformedMessage):
-        message = CLIENT.decode(frames)
-        assert len(frames[0]) <= MAX_METADATA_BYTES
+        message = ClientCodec(dialect).decode(frames)
         assert message.kind in (Kind.CONNECT_ACK, Kind.ENGINE_REPLY, Kind.ENGINE_REPLY_PARTIAL)
         if message.kind is not Kind.CONNECT_ACK:
             assert type(message.request_id) is int
-            assert message == ServerMessage(message.kind, message.request_id, frames[1])
+            if dialect.is_multipart:
+                assert len(frames[0]) <= MAX_METADATA_BYTES
+                assert message.body == frames[1]
+            else:
+                assert frames[0].endswith(message.body)
+                with contextlib.suppress(MalformedMessage):
+                    whole = [dialect.number(message.kind), message.request_id]
+                    assert unpack(frames[0])[:2] == whole
 
 
-@given(FRAMES)
-@settings(max_examples=300)
-def test_whatever_comes_from_a_client_is_read_or_refused(frames: list[bytes]) -> None:
+@given(DIALECT, FRAMES)
+@settings(max_examples=600)
+def test_whatever_comes_from_a_client_is_read_or_refused(
+    dialect: Dialect, frames: list[bytes]
+) -> None:
     with contextlib.suppress(MalformedMessage):
-        message = COORDINATOR.decode(frames)
+        message = CoordinatorCodec(dialect).decode(frames)
         repr(message)
         if message.kind is Kind.SUBMIT_REQUEST:
             assert type(message.request_id) is int
@@ -100,16 +108,19 @@ def test_whatever_comes_as_a_body_is_read_or_refused(body: bytes) -> None:
         finish(Assembler(), body)
 
 
-def finish(assembler: Assembler, body: bytes, **known: Any) -> None:
+def finish(assembler: Assembler, body: bytes, **asked: Any) -> None:
     """Takes in a final reply and does with it all that a client does."""
-    completion = assembler.finish(
-        body, request_id=7, latency=0.5, time_to_first_token=None, aborted=False, asked=known
-    )
-    repr(completion)
-    error = request_failed(completion)
-    assert len(str(error)) < 100_000
-    if completion.finish_reason != "error":
+    known = Known(request_id=7, latency=0.5, time_to_first_token=None, aborted=False, asked=asked)
+    try:
+        completion = assembler.finish(body, known)
+    except RequestFailed as error:
+        told = str(error)
+        repr(error.completion)
+    else:
+        told = ""
+        repr(completion)
         assert assembler.tokens == completion.generated_tokens
+    assert len(told) < 100_000
 
 
 FIELDS = sorted(

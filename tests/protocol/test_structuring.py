@@ -6,8 +6,8 @@ import attrs
 import pytest
 
 from trio_infer.models import EpochSpan, RequestEvent
+from trio_infer.protocol.packing import MalformedMessage
 from trio_infer.protocol.structuring import structure, wrong_type
-from trio_infer.protocol.wire import MalformedMessage
 
 
 @attrs.frozen(kw_only=True)

@@ -18,7 +18,7 @@ from tests.peers import finished
 from tests.waiting import until
 from trio_infer import ConnectError, InferenceClient, open_client
 from trio_infer.protocol.dialects import FRAMED, Kind
-from trio_infer.protocol.wire import CoordinatorCodec, Frames
+from trio_infer.protocol.wire import CoordinatorCodec
 from trio_infer.sockets import (
     DEALER,
     ROUTER,
@@ -33,6 +33,8 @@ from trio_infer.sockets import zmq_socket as module
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+
+    from trio_infer.protocol.packing import Frames
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Final
 import click
 import trio
 
-from ..protocol.dialects import DIALECTS, FRAMED
+from ..protocol.dialects import DIALECTS, ENVIRONMENT, FRAMED
 
 __all__ = ["dialect_option", "read_prompt"]
 
@@ -18,6 +18,8 @@ PIECE: Final = 2**16
 dialect_option = click.option(
     "--dialect",
     type=click.Choice(list(DIALECTS)),
+    envvar=ENVIRONMENT,
+    show_envvar=True,
     default=FRAMED.name,
     show_default=True,
     help="What the coordinator speaks. The wrong one can kill it.",

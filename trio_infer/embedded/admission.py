@@ -11,9 +11,10 @@ from .request_params import RequestParams
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from .language_model import LanguageModel
+    from .prefix_cache import PrefixCache
 
 __all__ = ["admit"]
 
@@ -25,6 +26,8 @@ def admit(
     prompt: str | list[int],
     sampling_params: Mapping[str, Any],
     *,
+    known_params: Sequence[str],
+    prefix_cache: PrefixCache | None,
     model: LanguageModel,
     max_sequence_length: int,
     rng: random.Random,
@@ -36,7 +39,7 @@ def admit(
     the wire, which is logged. What is too long fails with the reason as an event.
     """
     try:
-        params = RequestParams.from_wire(sampling_params)
+        params = RequestParams.from_wire(sampling_params, known_params)
         tokens = _token_ids(prompt, params, model)
         stop_words = [model.tokenize(word) for word in params.stop_words or ()]
     except ValueError as error:
@@ -58,6 +61,8 @@ def admit(
         termination_id=end_token,
         stop_words=[word for word in stop_words if word],
         rng=rng,
+        block_size_tokens=None if prefix_cache is None else prefix_cache.block_size,
+        block_hashes=[] if prefix_cache is None else prefix_cache.hashes(tokens),
         events=[EngineEvent(now, EventType.ADD_ENGINE)],
     )
     return request if request.budget >= 0 else _overflow(request, now)
@@ -95,4 +100,5 @@ def _overflow(request: EngineRequest, now: float) -> FinishedRequest:
         events=events,
         prompt=request.prompt,
         prompt_tokens=request.tokens,
+        returns_prompt_tokens=request.params.returns_prompt_tokens,
     )

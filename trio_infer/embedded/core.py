@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 
 from ..protocol.dialects import Kind
-from ..protocol.wire import ClientMessage, CoordinatorCodec, Frames, MalformedMessage
+from ..protocol.hashing import PrefixHashing
+from ..protocol.packing import Frames, MalformedMessage
+from ..protocol.wire import ClientMessage, CoordinatorCodec
 from .engine import Engine, EnginePartial, EngineReply
 from .finished_request import Status
+from .routing import Router
 from .statistics import CoordinatorStatistics, RunningRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..protocol.dialects import Dialect
-    from ..protocol.wire import Frame
+    from ..protocol.packing import Frame
 
 __all__ = ["CoordinatorCore"]
 
@@ -43,10 +46,18 @@ class CoordinatorCore:
 
     Args:
         dialect: what the clients speak.
-        engines: who serves the requests; the least loaded takes the next one.
+        engines: who serves the requests.
+        prefix_hashing: whether the beginning of a prompt decides which of them; by default the
+            least loaded takes the next one.
     """
 
-    def __init__(self, dialect: Dialect, engines: Sequence[Engine]) -> None:
+    def __init__(
+        self,
+        dialect: Dialect,
+        engines: Sequence[Engine],
+        *,
+        prefix_hashing: PrefixHashing | None = None,
+    ) -> None:
         if not engines:
             msg = "a coordinator needs at least one engine"
             raise ValueError(msg)
@@ -54,6 +65,9 @@ class CoordinatorCore:
         self.paused = False
         self._codec = CoordinatorCodec(dialect)
         self._engines = tuple(engines)
+        self._router = Router(
+            self._engines, prefix_hashing or PrefixHashing(), self._engines[0].model.tokenize
+        )
         self._clients: set[bytes] = set()
         self._routes: dict[int, _Route] = {}
         self._numbers: dict[tuple[bytes, int], int] = {}
@@ -171,33 +185,30 @@ class CoordinatorCore:
 
     def _obey(self, identity: bytes, message: ClientMessage, now: float) -> None:
         match message:
-            case ClientMessage(Kind.SUBMIT_REQUEST, int(client_id), prompt, dict(params)) if (
-                prompt is not None
-            ):
-                self._submit((identity, client_id), prompt, params, now)
-            case ClientMessage(Kind.ABORT_REQUEST, int(client_id)):
+            case ClientMessage(kind=Kind.SUBMIT_REQUEST, request_id=int(client_id)):
+                self._submit((identity, client_id), message, now)
+            case ClientMessage(kind=Kind.ABORT_REQUEST, request_id=int(client_id)):
                 self._abort((identity, client_id))
-            case ClientMessage(Kind.PAUSE):
+            case ClientMessage(kind=Kind.PAUSE):
                 self.pause()
-            case ClientMessage(Kind.UNPAUSE):
+            case ClientMessage(kind=Kind.UNPAUSE):
                 self.unpause()
-            case ClientMessage(Kind.SHUTDOWN):
+            case ClientMessage(kind=Kind.SHUTDOWN):
                 self.stopped = True
             case _:
                 self._drop(identity, f"{message.kind.name} is not understood here")
 
-    def _submit(
-        self, key: tuple[bytes, int], prompt: str | list[int], params: dict[str, Any], now: float
-    ) -> None:
+    def _submit(self, key: tuple[bytes, int], message: ClientMessage, now: float) -> None:
+        prompt = message.prompt or ""  # the codec takes no submission without one
         if key in self._numbers:
             self._drop(key[0], f"request id {key[1]} is in use")
             return
         number = self._counts["submitted"]
         self._counts["submitted"] += 1
-        index = min(range(len(self._engines)), key=lambda each: self._engines[each].load)
+        index = self._router.route(prompt, message.block_hashes)
         self._routes[number] = _Route(*key, index)
         self._numbers[key] = number
-        refusal = self._engines[index].submit(number, prompt, params, now)
+        refusal = self._engines[index].submit(number, prompt, message.sampling_params or {}, now)
         if refusal is not None:
             self._reply(refusal)
 
@@ -215,7 +226,9 @@ class CoordinatorCore:
             del self._numbers[route.identity, route.client_id]
         completed = reply.body["status"] == Status.COMPLETED.name
         self._counts["completed" if completed else "failed"] += 1
-        self._send(route, self._codec.reply(route.client_id, reply.body))
+        lacks = self._codec.dialect.reply_lacks
+        body = {name: value for name, value in reply.body.items() if name not in lacks}
+        self._send(route, self._codec.reply(route.client_id, body))
 
     def _send(self, route: _Route, frames: Frames) -> None:
         if route.identity is None:

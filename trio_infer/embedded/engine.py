@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
+from ..models.sampling_params import FIELD_NAMES
 from .admission import admit
 from .engine_request import EngineRequest
 from .finished_request import EngineEvent, EventType
 from .prefix import Prefix
+from .prefix_cache import PrefixCache
 
 if TYPE_CHECKING:
     from .language_model import LanguageModel
@@ -69,6 +71,8 @@ class Engine:
         max_requests: how many run at once; the others wait, first come first served.
         max_sequence_length: how many tokens a prompt and what follows it may have.
         seed: where chance begins; None: somewhere else each time.
+        block_size_tokens: how many tokens make a block of the prefix cache; None: there is none.
+        sampling_fields: the sampling parameters that it knows; of others it takes no notice.
     """
 
     def __init__(
@@ -78,6 +82,8 @@ class Engine:
         max_requests: int = DEFAULT_MAX_REQUESTS,
         max_sequence_length: int = DEFAULT_MAX_SEQUENCE_LENGTH,
         seed: int | None = None,
+        block_size_tokens: int | None = None,
+        sampling_fields: Sequence[str] = FIELD_NAMES,
     ) -> None:
         if max_requests < 1 or max_sequence_length < 1:
             msg = "max_requests and max_sequence_length must be at least 1"
@@ -89,6 +95,8 @@ class Engine:
         self.steps = 0
         self.tokens = 0
         self._seed = seed
+        self._sampling_fields = sampling_fields
+        self._prefix_cache = None if block_size_tokens is None else PrefixCache(block_size_tokens)
         self._running: dict[int, EngineRequest] = {}
         self._waiting: OrderedDict[int, EngineRequest] = OrderedDict()
         self._last_step: float | None = None
@@ -143,6 +151,8 @@ class Engine:
             request_id,
             prompt,
             sampling_params,
+            known_params=self._sampling_fields,
+            prefix_cache=self._prefix_cache,
             model=self.model,
             max_sequence_length=self.max_sequence_length,
             rng=random.Random(  # noqa: S311 - sampling, not cryptography
@@ -198,6 +208,8 @@ class Engine:
         while self._waiting and len(self._running) < self.max_requests:
             _, request = self._waiting.popitem(last=False)
             request.events.append(EngineEvent(now, EventType.ADD_CONTEXT))
+            if self._prefix_cache is not None:
+                request.num_cached_tokens = self._prefix_cache.take(request.block_hashes)
             self._running[request.request_id] = request
 
     def _decode(self, now: float, step_time: float) -> list[EngineRequest]:

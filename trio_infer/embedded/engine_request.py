@@ -45,6 +45,9 @@ class EngineRequest:
     Attributes:
         tokens: the prompt's and the generated ids, one behind the other.
         budget: how many tokens may be generated; an abort lowers it to what there is.
+        block_size_tokens: how many tokens make a block of the prefix cache, if there is one.
+        block_hashes: of the prompt's complete blocks.
+        num_cached_tokens: how many tokens of the prompt were found in the cache.
         sent: how many generated tokens went out in partial replies.
         stopped: a stop word has ended it; the engine finishes it on the next step.
         aborted: so has an abort.
@@ -60,6 +63,9 @@ class EngineRequest:
     stop_words: list[list[int]]
     rng: random.Random
     events: list[EngineEvent]
+    block_size_tokens: int | None = None
+    block_hashes: list[int] = attrs.field(factory=list)
+    num_cached_tokens: int = 0
     prompt_scores: Scores = attrs.field(factory=Scores)
     generated_scores: Scores = attrs.field(factory=Scores)
     ttft: float | None = None
@@ -168,6 +174,7 @@ class EngineRequest:
             events=self.events,
             prompt=self.prompt,
             prompt_tokens=self.tokens[: self.prompt_length],
+            returns_prompt_tokens=self.params.returns_prompt_tokens,
             generated_tokens=generated,
             generated_text=model.detokenize(self._shown(generated, model.end_token)),
             prompt_log_probs=self.prompt_scores.log_probs if wants_log_probs else None,
@@ -176,6 +183,9 @@ class EngineRequest:
             generated_top_n_logprobs=self.generated_scores.top_n if wants_top_n else None,
             ttft=self.ttft,
             tpot=self.tpot,
+            block_size_tokens=self.block_size_tokens,
+            block_hashes=self.block_hashes,
+            num_cached_tokens=self.num_cached_tokens,
         ).to_wire()
 
     def _shown(self, generated: Sequence[int], end_token: int) -> Sequence[int]:

@@ -57,7 +57,7 @@ def too_long(request_id: int, now: float) -> EngineEvent:
 class FinishedRequest:
     """What an engine knows of a request at its end.
 
-    ``ttft`` is the time to the first token and ``tpot`` the time of each, in seconds.
+    ``returns_prompt_tokens`` says whether they are sent back; ``ttft`` is the time to the first token and ``tpot`` the time of each, in seconds.
     """
 
     request_id: int
@@ -66,6 +66,7 @@ class FinishedRequest:
     events: Sequence[EngineEvent]
     prompt: str | None = None
     prompt_tokens: Sequence[int] = ()
+    returns_prompt_tokens: bool = False
     generated_tokens: Sequence[int] = ()
     generated_text: str = ""
     prompt_log_probs: Sequence[float] | None = None
@@ -74,6 +75,9 @@ class FinishedRequest:
     generated_top_n_logprobs: Sequence[Mapping[str, float]] | None = None
     ttft: float | None = None
     tpot: Sequence[float] = ()
+    block_size_tokens: int | None = None
+    block_hashes: Sequence[int] = ()
+    num_cached_tokens: int = 0
 
     def to_wire(self) -> dict[str, Any]:
         """The body of the reply. It repeats the prompt's ids, asked for or not."""
@@ -83,9 +87,7 @@ class FinishedRequest:
             "prompt": self.prompt,
             "sampling_params": dict(self.sampling_params),
             "inference_parameters": None,
-            "prompt_tokens": (
-                prompt_tokens if self.sampling_params.get("return_prompt_tokens") else None
-            ),
+            "prompt_tokens": prompt_tokens if self.returns_prompt_tokens else None,
             "prompt_length": len(self.prompt_tokens),
             "arrival_time": None,
             "status": self.status.name,
@@ -110,10 +112,10 @@ class FinishedRequest:
             "finished_chunk_token_count": 0,
             "stop_word_ids": None,
             "cg_wait_iters": 0,
-            "block_size_tokens": None,
-            "enable_prefix_caching": False,
-            "num_cached_tokens": 0,
-            "precomputed_block_hashes": [],
+            "block_size_tokens": self.block_size_tokens,
+            "enable_prefix_caching": self.block_size_tokens is not None,
+            "num_cached_tokens": self.num_cached_tokens,
+            "precomputed_block_hashes": list(self.block_hashes),
             "disaggregated_params": None,
             "ttft": self.ttft,
             "events": [event.to_wire() for event in self.events],

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
+
+from ..models.sampling_params import FIELD_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -79,6 +82,7 @@ class RequestParams:
     streaming_interval: int = attrs.field(default=1, validator=_positive)
     do_kv_handoff: bool = attrs.field(default=False, validator=_flag)
     others: dict[str, Any] = attrs.field(factory=dict)
+    known: Sequence[str] = FIELD_NAMES
 
     def __attrs_post_init__(self) -> None:
         # Each of these trips an assertion of the real engine, at admission or in its sampler.
@@ -97,16 +101,29 @@ class RequestParams:
                 raise ValueError(what)
 
     @classmethod
-    def from_wire(cls, fields: Mapping[str, Any]) -> RequestParams:
-        """What a client sent; unknown fields are kept, as a real engine keeps them."""
-        known = {name: value for name, value in fields.items() if name in _NAMES}
-        others = {name: value for name, value in fields.items() if name not in _NAMES}
-        return cls(**known, others=others)
+    def from_wire(
+        cls, fields: Mapping[str, Any], known: Sequence[str] = FIELD_NAMES
+    ) -> RequestParams:
+        """What a client sent.
+
+        Args:
+            fields: that.
+            known: the parameters that the engine knows. Others are kept, as a real engine keeps
+                them, without any effect.
+        """
+        understood = {name: value for name, value in fields.items() if name in known}
+        others = {name: value for name, value in fields.items() if name not in known}
+        return cls(**understood, others=others, known=known)
 
     @property
     def wants_prompt_log_probs(self) -> bool:
         """Whether the prompt's own tokens are scored."""
         return self.return_log_probs and not self.skip_prompt_log_probs
+
+    @property
+    def returns_prompt_tokens(self) -> bool:
+        """Whether the prompt's ids come back: always, before there was such a parameter."""
+        return self.return_prompt_tokens or "return_prompt_tokens" not in self.known
 
     def budget(self, *, prompt_length: int, max_sequence_length: int) -> int:
         """How many tokens may be generated; -1 where there is no room for any.
@@ -123,7 +140,7 @@ class RequestParams:
 
     def to_wire(self, *, budget: int, termination_id: int) -> dict[str, Any]:
         """The parameters as a finished request repeats them, with what was open filled in."""
-        fields = {name: getattr(self, field) for name, field in _NAMES.items()}
+        fields = {name: getattr(self, _NAMES[name]) for name in self.known}
         return (
             fields
             | {
@@ -141,6 +158,6 @@ class RequestParams:
 _NAMES = {
     attribute.alias: attribute.name
     for attribute in attrs.fields(RequestParams)
-    if attribute.alias and attribute.name != "others"
+    if attribute.alias in FIELD_NAMES
 }
 """The name of each field on the wire, in its order there, and here."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -10,6 +11,7 @@ import trio
 from ..background import running_behind
 from ..models.scalars import to_float, to_int
 from ..protocol.dialects import resolve_dialect
+from ..protocol.hashing import PrefixHashing
 from ..sockets import ROUTER, Link, ZmqSocket, check_address, dispose_context, make_context
 from .core import CoordinatorCore
 from .engine import DEFAULT_MAX_REQUESTS, DEFAULT_MAX_SEQUENCE_LENGTH, Engine
@@ -18,6 +20,7 @@ from .serving import Serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
+    from enum import Enum
 
     from ..protocol.dialects import Dialect
     from .language_model import LanguageModel
@@ -29,7 +32,7 @@ __all__ = ["EmbeddedCoordinator", "open_coordinator"]
 @asynccontextmanager
 async def open_coordinator(
     *,
-    dialect: str | Dialect = "framed",
+    dialect: str | Dialect | None = None,
     engines: int = 1,
     bind: str = "tcp://127.0.0.1:*",
     step_time: float = 0.0,
@@ -37,6 +40,8 @@ async def open_coordinator(
     max_sequence_length: int = DEFAULT_MAX_SEQUENCE_LENGTH,
     model: LanguageModel | None = None,
     seed: int | None = None,
+    block_size_tokens: int | None = None,
+    prefix_caching_coordinator_policy: Enum | str = "first_prefix_block",
 ) -> AsyncGenerator[EmbeddedCoordinator]:
     """A coordinator with its engines, in this process, for the length of an ``async with`` block.
 
@@ -45,7 +50,7 @@ async def open_coordinator(
     What the block raises comes out as it is, in no ExceptionGroup.
 
     Args:
-        dialect: what the clients speak, by name or as an object.
+        dialect: what the clients speak, as `trio_infer.open_client` has it.
         engines: how many engines serve the requests.
         bind: the ZeroMQ address to listen on; a ``*`` for the port takes a free one.
         step_time: how many seconds a step takes beyond what it takes to compute.
@@ -53,6 +58,10 @@ async def open_coordinator(
         max_sequence_length: how many tokens a prompt and what follows it may have.
         model: the language model; None: n-grams counted from Python's help topics.
         seed: makes equal requests, sent in the same order, give equal tokens; None: they do not.
+        block_size_tokens: how many tokens make a block of the engines' prefix cache, which then
+            shows in a completion's ``num_cached_tokens``; None: there is no such cache.
+        prefix_caching_coordinator_policy: where there is one, by what an engine is chosen, as a
+            `trio_infer.PrefixCachingCoordinatorPolicy` or its name.
 
     Raises:
         TypeError, ValueError: for a wrong argument.
@@ -66,10 +75,21 @@ async def open_coordinator(
         raise ValueError(msg)
     check_address(bind)
     row = resolve_dialect(dialect)
+    prefix_hashing = PrefixHashing(block_size_tokens, prefix_caching_coordinator_policy)
     if model is None:
         model = await trio.to_thread.run_sync(default_model)
-    limits = {"max_requests": max_requests, "max_sequence_length": max_sequence_length}
-    core = CoordinatorCore(row, [Engine(model, **limits, seed=seed) for _ in range(engines)])
+    make_engine = partial(
+        Engine,
+        model,
+        max_requests=max_requests,
+        max_sequence_length=max_sequence_length,
+        seed=seed,
+        block_size_tokens=prefix_hashing.block_size,
+        sampling_fields=row.sampling_fields,
+    )
+    core = CoordinatorCore(
+        row, [make_engine() for _ in range(engines)], prefix_hashing=prefix_hashing
+    )
     context = make_context()
     try:
         socket = ZmqSocket(ROUTER, link=Link(), context=context)

@@ -10,7 +10,7 @@ import trio
 from ..sockets import NotConnected, ZmqSocket
 
 if TYPE_CHECKING:
-    from ..protocol.wire import Frames
+    from ..protocol.packing import Frames
     from .core import CoordinatorCore
 
 __all__ = ["Serving"]

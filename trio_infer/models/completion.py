@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import attrs
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = ["Completion", "EpochSpan", "RequestEvent", "TokenDelta"]
 
@@ -119,3 +122,70 @@ class Completion:
     routing_indices: list[Any] | None = None
     payload_offloaded: bool | None = None
     extra: Mapping[str, Any] = attrs.field(factory=dict)
+    _dtypes: Mapping[str, str] = attrs.field(factory=dict, repr=False)
+
+    def policy_epoch_of(self, index: int) -> int | None:
+        """The epoch under which a generated token was sampled.
+
+        Args:
+            index: its place in `generated_tokens`; a negative one counts from the end.
+
+        Returns:
+            The epoch; None if the engine told no epochs.
+
+        Raises:
+            IndexError: there is no such token.
+        """
+        return self._epoch_of(index, self.policy_epoch)
+
+    def kv_cache_epoch_of(self, index: int) -> int | None:
+        """The epoch under which a generated token's KV cache was computed, as `policy_epoch_of`."""
+        return self._epoch_of(index, self.kv_cache_epoch)
+
+    def _epoch_of(self, index: int, spans: tuple[EpochSpan, ...] | None) -> int | None:
+        place = range(len(self.generated_tokens))[index]
+        if spans is None or self.prompt_length is None:
+            return None
+        started = [span for span in spans if span.start <= self.prompt_length + place]
+        return started[-1].epoch if started else None
+
+    def array(self, name: str) -> npt.NDArray[Any]:
+        """A field that holds numbers, as a new NumPy array. NumPy has to be installed.
+
+        Args:
+            name: of the field: ``"generated_tokens"``, ``"prompt_tokens"`` (int64),
+                ``"generated_log_probs"``, ``"prompt_log_probs"``, ``"tpot"`` (float64), or
+                ``"routing_indices"`` (tokens, layers, top-k; of the engine's own dtype).
+
+        Raises:
+            ValueError: there is no such field, or this completion has none, or what the engine
+                sent is no array.
+            ImportError: NumPy is not installed.
+        """
+        import numpy as np  # noqa: PLC0415 - an option of the caller's
+
+        if name not in _ARRAYS:
+            msg = f"no array is called {name!r}: there are {', '.join(_ARRAYS)}"
+            raise ValueError(msg)
+        values = getattr(self, name)
+        if values is None:
+            msg = f"this completion has no {name}: it was not asked for, or the engine has none"
+            raise ValueError(msg)
+        dtype = self._dtypes.get(name, _ARRAYS[name])
+        try:
+            array = np.asarray(values, dtype=dtype)
+        except (TypeError, ValueError, OverflowError) as error:
+            msg = f"{name} is no array of {dtype}: {error}"
+            raise ValueError(msg) from None
+        return array
+
+
+_ARRAYS: Final[Mapping[str, str | None]] = {
+    "generated_tokens": "int64",
+    "prompt_tokens": "int64",
+    "generated_log_probs": "float64",
+    "prompt_log_probs": "float64",
+    "tpot": "float64",
+    "routing_indices": None,
+}
+"""The fields that hold arrays, and of what where the engine does not say it."""

@@ -11,9 +11,9 @@ from typing import Any
 import attrs
 
 from ..models import Completion, TokenDelta
-from .conversion import to_completion
+from .conversion import Generated, Known, generated_of, request_failed, to_completion
+from .packing import Frame, MalformedMessage, unpack_map
 from .structuring import structure
-from .wire import Frame, MalformedMessage, unpack_map
 
 __all__ = ["Assembler", "PartialResult"]
 
@@ -32,10 +32,12 @@ class Assembler:
     """What has arrived of one request, in order.
 
     Attributes:
+        deserialize: whether the end of it is to be a `Completion`, or else the fields as they came.
         tokens: every token id that has arrived.
         taken: how many of them a delta has carried away.
     """
 
+    deserialize: bool = True
     tokens: list[int] = attrs.field(factory=list)
     taken: int = 0
     _log_probs: list[float] = attrs.field(factory=list)
@@ -54,25 +56,46 @@ class Assembler:
         self._check(count, log_probs, top_n)
         self._append(partial.new_tokens, log_probs, top_n)
 
-    def finish(self, body: Frame, **known: Any) -> Completion:
-        """Takes in the final reply; ``known`` is what `to_completion` wants besides.
+    def finish(self, body: Frame, known: Known) -> Any:
+        """Takes in the final reply.
+
+        Args:
+            body: the finished request.
+            known: what the client knows of it besides.
+
+        Returns:
+            A `Completion`; or the fields of the reply and its ``latency``, as megatron-core's
+            own client has it.
 
         Raises:
             MalformedMessage: if it makes no sense, or contradicts what came before.
+            RequestFailed: if the engine gave up on the request.
         """
-        completion = to_completion(unpack_map(body), **known)
-        if completion.finish_reason == "error":
+        fields = unpack_map(body)
+        if self.deserialize:
+            completion = to_completion(fields, known)
+            if completion.finish_reason == "error":
+                raise request_failed(completion)
+            self._add_rest(completion)
             return completion
+        generated = generated_of(fields)
+        if generated.failed:
+            raise request_failed(to_completion(fields, known))
+        self._add_rest(generated)
+        return fields | {"latency": known.latency}
+
+    def _add_rest(self, whole: Completion | Generated) -> None:
+        """Takes in what the whole request has beyond what came before."""
         seen = len(self.tokens)
-        tokens = completion.generated_tokens
-        log_probs = completion.generated_log_probs or []
-        top_n = completion.generated_top_n_logprobs or []
+        tokens = whole.generated_tokens or []
+        # Of a stop word that it took off again, the engine leaves some log probs behind.
+        log_probs = (whole.generated_log_probs or [])[: len(tokens)]
+        top_n = (whole.generated_top_n_logprobs or [])[: len(tokens)]
         if tokens[:seen] != self.tokens:
             msg = "a final reply whose tokens contradict the partial results before it"
             raise MalformedMessage(msg)
         self._check(len(tokens), log_probs, top_n)
         self._append(tokens[seen:], log_probs[seen:], top_n[seen:])
-        return completion
 
     def _check(self, count: int, log_probs: list[float], top_n: list[dict[str, float]]) -> None:
         """Log probs come for each of ``count`` tokens or for none, as they did before."""

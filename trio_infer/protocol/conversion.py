@@ -1,4 +1,4 @@
-"""Finished requests, as they come off the wire, to `Completion`.
+"""Finished requests, as they come off the wire, to what the caller gets.
 
 Arrays travel as ``["tensor", nested list]`` or ``["ndarray", {"data", "dtype"}]``, in the fields
 that hold arrays and in no other: a list of two strings elsewhere is just that.
@@ -15,7 +15,14 @@ from ..errors import RequestFailed
 from ..models import Completion, EpochSpan, RequestEvent
 from .structuring import structure, wrong_type
 
-__all__ = ["FinishedRequest", "request_failed", "to_completion"]
+__all__ = [
+    "FinishedRequest",
+    "Generated",
+    "Known",
+    "generated_of",
+    "request_failed",
+    "to_completion",
+]
 
 _FAILED: Final = "FAILED"
 
@@ -29,21 +36,51 @@ _ARRAY_FIELDS: Final = (
 
 
 @attrs.frozen(kw_only=True)
-class FinishedRequest:
+class Known:
+    """What a client knows by itself of a request that has finished.
+
+    Attributes:
+        request_id: the client's number of the request.
+        latency: seconds from handing over to the final reply.
+        time_to_first_token: seconds from handing over to the first partial result, if any.
+        asked: the sampling parameters that were sent.
+        aborted: whether this client aborted it before the final reply came.
+    """
+
+    request_id: int
+    latency: float
+    time_to_first_token: float | None
+    asked: Mapping[str, Any]
+    aborted: bool
+
+
+@attrs.frozen(kw_only=True)
+class Generated:
+    """The fields of a finished request that deltas are made of, checked."""
+
+    status: str
+    generated_tokens: list[int] | None = None
+    generated_log_probs: list[float] | None = None
+    generated_top_n_logprobs: list[dict[str, float]] | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether the engine gave up on the request."""
+        return self.status == _FAILED
+
+
+@attrs.frozen(kw_only=True)
+class FinishedRequest(Generated):
     """The fields of a finished request that `Completion` knows, checked; the rest is ``extra``."""
 
     request_id: int | None = None
     uid: str | None = None
-    status: str
     prompt: str | None = None
     prompt_tokens: list[int] | None = None
     prompt_length: int | None = None
     generated_text: str | None = None
-    generated_tokens: list[int] | None = None
     generated_length: int | None = None
-    generated_log_probs: list[float] | None = None
     prompt_log_probs: list[float] | None = None
-    generated_top_n_logprobs: list[dict[str, float]] | None = None
     prompt_top_n_logprobs: list[dict[str, float]] | None = None
     ttft: float | None = None
     tpot: list[float] | None = None
@@ -63,51 +100,65 @@ _PER_TOKEN: Final = ("generated_log_probs", "generated_top_n_logprobs")
 _PASSED_ON: Final = _KNOWN - {"request_id", "generated_tokens", "generated_length", "events"}
 
 
-def _unwrapped(value: Any) -> Any:
-    """An array as nested lists, whichever way it was wrapped."""
+_DTYPES: Final = frozenset(
+    {"bool", "float16", "float32", "float64"}
+    | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+)
+
+
+def _unwrapped(value: Any) -> tuple[Any, str | None]:
+    """An array as nested lists, whichever way it was wrapped, and its dtype if that is told."""
     if type(value) is list and len(value) == 2:  # noqa: PLR2004 - [tag, array]
         tag, content = value
         if tag == "tensor":
-            return content
+            return content, None
         if tag == "ndarray":
             if type(content) is not dict or "data" not in content:
                 raise wrong_type(content, "a map with an ndarray's data")
-            return content["data"]
-    return value
+            dtype = content.get("dtype")
+            # A name of a number, and not what would have NumPy make records, or giants.
+            return content["data"], dtype if type(dtype) is str and dtype in _DTYPES else None
+    return value, None
 
 
-def _structure_finished(fields: Mapping[str, Any]) -> FinishedRequest:
-    unwrapped = {
-        name: _unwrapped(value) if name in _ARRAY_FIELDS else value
-        for name, value in fields.items()
-    }
-    finished: FinishedRequest = structure(unwrapped, FinishedRequest)
-    return finished
+def _unwrap_all(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The fields with their arrays unwrapped, and the dtypes of those that tell it."""
+    plain = dict(fields)
+    dtypes: dict[str, str] = {}
+    for name in _ARRAY_FIELDS:
+        if name in plain:
+            plain[name], dtype = _unwrapped(plain[name])
+            if dtype is not None:
+                dtypes[name] = dtype
+    return plain, dtypes
 
 
-def to_completion(
-    fields: Mapping[str, Any],
-    *,
-    request_id: int,
-    latency: float,
-    time_to_first_token: float | None,
-    asked: Mapping[str, Any],
-    aborted: bool,
-) -> Completion:
+def generated_of(fields: Mapping[str, Any]) -> Generated:
+    """What was generated, as far as deltas need it.
+
+    Args:
+        fields: the body of the final reply.
+
+    Raises:
+        MalformedMessage: if it makes no sense.
+    """
+    plain, _ = _unwrap_all(fields)
+    generated: Generated = structure(plain, Generated)
+    return generated
+
+
+def to_completion(fields: Mapping[str, Any], known: Known) -> Completion:
     """A finished request as the caller sees it.
 
     Args:
         fields: the body of the final reply.
-        request_id: the client's number of the request.
-        latency: seconds from handing over to the final reply.
-        time_to_first_token: seconds from handing over to the first partial result, if any.
-        asked: the sampling parameters that were sent.
-        aborted: whether this client aborted it before the final reply came.
+        known: what the client knows besides.
 
     Raises:
         MalformedMessage: if the body makes no sense.
     """
-    finished = _structure_finished(fields)
+    plain, dtypes = _unwrap_all(fields)
+    finished: FinishedRequest = structure(plain, FinishedRequest)
     tokens = finished.generated_tokens or []
     length = len(tokens) if finished.generated_length is None else finished.generated_length
     passed_on: dict[str, Any] = {name: getattr(finished, name) for name in _PASSED_ON}
@@ -115,27 +166,28 @@ def to_completion(
         if passed_on[name] is not None:
             passed_on[name] = passed_on[name][: len(tokens)]
     return Completion(
-        request_id=request_id,
+        request_id=known.request_id,
         engine_request_id=finished.request_id,
         generated_tokens=tokens,
         generated_length=length,
         events=finished.events or (),
-        latency=latency,
-        time_to_first_token=time_to_first_token,
-        finish_reason=_finish_reason(finished, length, asked, aborted=aborted),
+        latency=known.latency,
+        time_to_first_token=known.time_to_first_token,
+        finish_reason=_finish_reason(finished, length, known),
+        dtypes=dtypes,
         extra={name: value for name, value in fields.items() if name not in _NOT_EXTRA},
         **passed_on,
     )
 
 
 def _finish_reason(
-    finished: FinishedRequest, length: int, asked: Mapping[str, Any], *, aborted: bool
+    finished: FinishedRequest, length: int, known: Known
 ) -> Literal["stop", "length", "abort", "error"]:
-    if finished.status == _FAILED:
+    if finished.failed:
         return "error"
-    if aborted:
+    if known.aborted:
         return "abort"
-    budget = _budget(asked, finished.prompt_length)
+    budget = _budget(known.asked, finished.prompt_length)
     if budget is None:
         budget = _budget(finished.sampling_params or {}, finished.prompt_length)
     return "length" if budget is not None and length >= budget else "stop"

@@ -94,10 +94,15 @@ class PrefixHashing:
     block_size: int | None = attrs.field(default=None, converter=_block_size)
     policy: PrefixCachingCoordinatorPolicy | None = attrs.field(default=None, converter=_policy)
 
+    @property
+    def reads_hashes(self) -> bool:
+        """Whether the policy has any use for hashes."""
+        return self.policy not in (None, PrefixCachingCoordinatorPolicy.LOAD_BALANCED)
+
     def of(self, prompt: str | list[int], *, salt: str | None = None) -> list[int] | None:
         """The hashes to send with a prompt; None for text, which only the coordinator tokenizes."""
         if self.block_size is None or self.policy is None or isinstance(prompt, str):
             return None
-        if self.policy is PrefixCachingCoordinatorPolicy.LOAD_BALANCED:
+        if not self.reads_hashes:
             return []
         return hash_blocks(prompt, self.block_size, salt=salt)

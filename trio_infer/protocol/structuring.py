@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias, get_args
 import cattrs
 
 from ..models import EpochSpan
-from .wire import MalformedMessage
+from .packing import MalformedMessage
 
 __all__ = ["structure", "wrong_type"]
 

@@ -1,65 +1,38 @@
 """Messages to frames and back, for both roles: the client's, and the coordinator's.
 
-The client's side opens the metadata of a reply only; the body stays packed, for whoever reads it
-to decode. Neither side lets an exception of MessagePack's escape: what cannot be decoded is
-a `MalformedMessage`.
+What stands where, a row of the table of dialects says. The client's side opens the head of a reply
+only; the body stays packed, for whoever reads it to decode. Neither side lets an exception of
+MessagePack's escape: what cannot be decoded is a `MalformedMessage`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+import reprlib
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import attrs
-import msgpack
 
 from .dialects import Dialect, Kind
+from .packing import Frame, Frames, MalformedMessage, pack, unpack, unpack_head
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = [
     "ClientCodec",
     "ClientMessage",
     "CoordinatorCodec",
-    "Frame",
-    "Frames",
-    "MalformedMessage",
     "ServerMessage",
     "Submission",
-    "unpack_map",
 ]
-
-Frame: TypeAlias = bytes | memoryview
-Frames: TypeAlias = list[Frame]
 
 MAX_METADATA_BYTES: Final = 256
 """The metadata frame of a reply is a header number and a request id: a dozen bytes."""
 
-MAX_NESTING: Final = 64
-"""Levels of lists and maps. MessagePack itself decodes a thousand, which then break `repr`."""
+HEAD_BYTES: Final = 32
+"""Where one frame holds everything, the list's length, the number and the id are among these."""
 
-_CONTAINERS: Final = frozenset((list, dict))
-
-_REPLY_SHAPE: Final = (1, 2)
-"""Fields behind the header number, and frames."""
-
-_NONE: Final[bytes] = msgpack.packb(None)
-
-
-class MalformedMessage(ValueError):
-    """Bytes that are no message of this dialect.
-
-    Attributes:
-        request_id: the request that the bytes can be laid at the door of, if any.
-        is_final: whether they stand where that request's final reply should.
-    """
-
-    def __init__(
-        self, message: str, *, request_id: int | None = None, is_final: bool = False
-    ) -> None:
-        super().__init__(message)
-        self.request_id = request_id
-        self.is_final = is_final
+_NONE: Final = pack(None)
 
 
 class ServerMessage(NamedTuple):
@@ -72,154 +45,193 @@ class ServerMessage(NamedTuple):
 
 @attrs.frozen
 class Submission:
-    """A request packed but for its id, so that handing it over takes no time."""
+    """A request packed but for its id, so that handing it over takes no time.
 
-    sampling_params: bytes
+    Attributes:
+        kind: of the message that it will be.
+        fields: what stands behind the id in the first frame, and how many fields that are.
+        bodies: the frames behind it.
+    """
+
+    kind: Kind
+    fields: tuple[int, bytes]
     bodies: tuple[bytes, ...]
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class ClientMessage:
-    """What a client sent."""
+    """What a client sent, as far as its dialect has words for it."""
 
     kind: Kind
     request_id: int | None = None
     prompt: str | list[int] | None = None
     sampling_params: dict[str, Any] | None = None
+    block_hashes: list[int] | None = None
+    offload_params: Any = None
+    epoch: int | None = None
 
 
-def _pack(value: object) -> bytes:
-    packed: bytes = msgpack.packb(value, use_bin_type=True)
-    return packed
-
-
-def _unpack(data: Frame) -> Any:
-    try:
-        value = msgpack.unpackb(data, raw=False)
-    except (ValueError, OverflowError, TypeError, RecursionError, msgpack.OutOfData) as error:
-        msg = f"no MessagePack: {error or type(error).__name__}"
-        raise MalformedMessage(msg) from None
-    if len(data) > MAX_NESTING and _is_too_deep(value):  # each level takes a byte at least
-        msg = f"nested more than {MAX_NESTING} levels deep"
-        raise MalformedMessage(msg)
-    return value
-
-
-def _is_too_deep(value: Any) -> bool:
-    level = [value] if type(value) in _CONTAINERS else []
-    for _ in range(MAX_NESTING):
-        if not level:
-            return False
-        level = [
-            child
-            for parent in level
-            for child in (parent.values() if type(parent) is dict else parent)
-            if type(child) in _CONTAINERS
-        ]
-    return bool(level)
-
-
-def unpack_map(body: Frame) -> dict[str, Any]:
-    """The map that a packed body holds.
-
-    Raises:
-        MalformedMessage: if it is no MessagePack, no map, or has keys that are no strings.
-    """
-    value = _unpack(body)
-    if type(value) is not dict:
-        msg = f"a map was expected, not {type(value).__name__}"
-        raise MalformedMessage(msg)
-    if not all(type(key) is str for key in value):
-        msg = "a map with a key that is no string"
-        raise MalformedMessage(msg)
-    return value
-
-
-def _metadata(dialect: Dialect, frames: Sequence[Frame]) -> tuple[Kind, list[Any]]:
-    """The kind of a message and the fields behind its header number."""
-    if not frames:
-        msg = "a message without frames"
-        raise MalformedMessage(msg)
-    fields = _unpack(frames[0])
-    if type(fields) is not list or not fields:
-        msg = "metadata that is no list"
-        raise MalformedMessage(msg)
-    number = fields[0]
+def _kind(dialect: Dialect, number: object) -> Kind:
     kind = dialect.kinds.get(number) if type(number) is int else None
     if kind is None:
-        msg = f"unknown header {number!r:.40}"
+        msg = f"unknown header {reprlib.repr(number)}"
         raise MalformedMessage(msg)
-    return kind, fields[1:]
+    return kind
+
+
+def _fields(dialect: Dialect, frame: Frame) -> tuple[Kind, list[Any]]:
+    """The kind of a message, and all that stands behind its header number in the first frame."""
+    fields = unpack(frame)
+    if type(fields) is not list or not fields:
+        raise _no_list()
+    return _kind(dialect, fields[0]), fields[1:]
+
+
+def _no_list() -> MalformedMessage:
+    return MalformedMessage("a message that is no list of a header and its fields")
+
+
+class _Head(NamedTuple):
+    """How the first frame of a message begins.
+
+    Attributes:
+        kind: of the message.
+        length: how many fields stand behind the header number.
+        first: the first of them, which should be an id; None if there is none.
+        end: where the next field begins, where that was looked for.
+    """
+
+    kind: Kind
+    length: int
+    first: Any
+    end: int = -1
+
+
+def _metadata_head(dialect: Dialect, frame: Frame) -> _Head:
+    """The head of a message whose bodies have frames of their own."""
+    if len(frame) > MAX_METADATA_BYTES:
+        msg = f"metadata of {len(frame)} bytes"
+        raise MalformedMessage(msg)
+    kind, fields = _fields(dialect, frame)
+    return _Head(kind, len(fields), fields[0] if fields else None)
+
+
+def _inner_head(dialect: Dialect, frame: Frame) -> _Head:
+    """The head of a message that is one frame, without unpacking what follows it."""
+    length, items, end = unpack_head(frame[:HEAD_BYTES], 2)
+    if not items:
+        raise _no_list()
+    if length == len(items) and end != len(frame):
+        msg = "bytes behind the end of a message"
+        raise MalformedMessage(msg)
+    number, *rest = items
+    return _Head(_kind(dialect, number), length - 1, rest[0] if rest else None, end)
 
 
 def _is_id(value: object) -> bool:
     return type(value) is int and value >= 0
 
 
+def _are_ints(value: object) -> bool:
+    return type(value) is list and all(type(item) is int for item in value)
+
+
+def _message(dialect: Dialect, kind: Kind, values: Mapping[str, Any]) -> Frames:
+    """A message's frames, of values by the names of its layout."""
+    layout = dialect.layouts[kind]
+    fields = [values[name] for name in layout.fields]
+    bodies = [pack(values[name]) for name in layout.bodies]
+    return [pack([dialect.number(kind), *fields]), *bodies]
+
+
 @attrs.frozen
 class ClientCodec:
     """The client's side of a dialect.
 
-    Each method makes one message's frames, or reads one; none keeps anything.
+    Each method makes one message's frames, or reads one; none keeps anything. What the dialect has
+    no words for raises `UnsupportedByDialect`.
     """
 
     dialect: Dialect
 
     def connect(self) -> Frames:
         """The first message of every connection."""
-        return [_pack([self.dialect.headers[Kind.CONNECT]])]
+        return _message(self.dialect, Kind.CONNECT, {})
 
     def prepare(
         self,
         prompt: str | list[int],
         sampling_params: dict[str, Any],
+        *,
         block_hashes: list[int] | None = None,
+        offload_params: Any = None,
     ) -> Submission:
         """Packs a request as far as it goes without an id.
 
         Args:
             prompt: as `coerce_prompt` returns it.
-            sampling_params: as `SamplingParams.serialize` returns them.
+            sampling_params: as `sampling_fields` returns them.
             block_hashes: as `PrefixHashing.of` returns them.
+            offload_params: what MessagePack can carry.
         """
-        hashes = _NONE if block_hashes is None else _pack(block_hashes)
-        bodies = (_pack(prompt), hashes, _NONE, _NONE)  # behind the hashes: media, offload params
-        return Submission(_pack(sampling_params), bodies)
+        layout = self.dialect.layouts[Kind.SUBMIT_REQUEST]
+        values = {
+            "prompt": prompt,
+            "sampling_params": sampling_params,
+            "block_hashes": block_hashes,
+            "offload_params": offload_params,
+        }
+        fields = [pack(values.get(name)) for name in layout.fields[1:]]  # all but the id
+        bodies = tuple(pack(values.get(name)) for name in layout.bodies)
+        return Submission(Kind.SUBMIT_REQUEST, (len(fields), b"".join(fields)), bodies)
 
     def submit(self, request_id: int, submission: Submission) -> Frames:
         """A request under an id."""
-        head = _pack([self.dialect.headers[Kind.SUBMIT_REQUEST], request_id, None, None])
-        metadata = head[: -2 * len(_NONE)] + submission.sampling_params + _NONE  # in their places
-        return [metadata, *submission.bodies]
+        count, fields = submission.fields
+        head = pack([self.dialect.number(submission.kind), request_id, *[None] * count])
+        return [head[: len(head) - count * len(_NONE)] + fields, *submission.bodies]
 
     def abort(self, request_id: int) -> Frames:
         """The end of a request, before its time."""
-        return [_pack([self.dialect.headers[Kind.ABORT_REQUEST], request_id])]
+        return _message(self.dialect, Kind.ABORT_REQUEST, {"request_id": request_id})
+
+    def signal(self, kind: Kind, **values: int) -> Frames:
+        """A word to the engines, or to the coordinator itself.
+
+        Args:
+            kind: which.
+            **values: what belongs to it: the ``epoch`` of ``SET_GENERATION_EPOCH``.
+        """
+        return _message(self.dialect, kind, values)
 
     def decode(self, frames: Sequence[Frame]) -> ServerMessage:
-        """Reads the metadata of what a coordinator sent.
+        """Reads the head of what a coordinator sent.
 
         Raises:
             MalformedMessage: with the id of the request if there is one that it can be laid at the
                 door of.
         """
-        if frames and len(frames[0]) > MAX_METADATA_BYTES:
-            msg = f"metadata of {len(frames[0])} bytes"
-            raise MalformedMessage(msg)
-        kind, fields = _metadata(self.dialect, frames)
+        if not frames:
+            raise _no_frames()
+        dialect = self.dialect
+        read_head = _metadata_head if dialect.is_multipart else _inner_head
+        kind, length, first, end = read_head(dialect, frames[0])
         if kind is Kind.CONNECT_ACK:
-            if fields or len(frames) != 1:
+            if length or len(frames) != 1:
                 msg = "a CONNECT_ACK that carries something"
                 raise MalformedMessage(msg)
             return ServerMessage(kind)
         if kind not in (Kind.ENGINE_REPLY_PARTIAL, Kind.ENGINE_REPLY):
             msg = f"{kind.name} is nothing that a coordinator sends to a client"
             raise MalformedMessage(msg)
-        request_id = fields[0] if fields and _is_id(fields[0]) else None
-        if request_id is None or (len(fields), len(frames)) != _REPLY_SHAPE:
-            msg = f"{kind.name} with {len(fields)} fields and {len(frames)} frames"
-            raise MalformedMessage(msg, request_id=request_id, is_final=kind is Kind.ENGINE_REPLY)
-        return ServerMessage(kind, request_id, frames[1])
+        request_id = first if _is_id(first) else None
+        layout = dialect.layouts[kind]
+        expected = (len(layout.fields), len(layout.bodies) + 1)
+        if request_id is None or (length, len(frames)) != expected:
+            msg = f"{kind.name} with {length} fields and {len(frames)} frames"
+            is_final = kind is Kind.ENGINE_REPLY
+            raise MalformedMessage(msg, request_id=request_id, is_final=is_final)
+        return ServerMessage(kind, request_id, frames[1] if layout.bodies else frames[0][end:])
 
 
 @attrs.frozen
@@ -230,17 +242,17 @@ class CoordinatorCodec:
 
     def connect_ack(self) -> Frames:
         """The answer to a client's first message."""
-        return [_pack([self.dialect.headers[Kind.CONNECT_ACK]])]
+        return _message(self.dialect, Kind.CONNECT_ACK, {})
 
     def partial(self, request_id: int, partial: Mapping[str, Any]) -> Frames:
         """New tokens of a request that runs."""
-        header = self.dialect.headers[Kind.ENGINE_REPLY_PARTIAL]
-        return [_pack([header, request_id]), _pack(partial)]
+        values = {"request_id": request_id, "partial": partial}
+        return _message(self.dialect, Kind.ENGINE_REPLY_PARTIAL, values)
 
     def reply(self, request_id: int, finished: Mapping[str, Any]) -> Frames:
         """A finished request."""
-        header = self.dialect.headers[Kind.ENGINE_REPLY]
-        return [_pack([header, request_id]), _pack(finished)]
+        values = {"request_id": request_id, "finished": finished}
+        return _message(self.dialect, Kind.ENGINE_REPLY, values)
 
     def decode(self, frames: Sequence[Frame]) -> ClientMessage:
         """Reads what a client sent.
@@ -248,32 +260,50 @@ class CoordinatorCodec:
         Raises:
             MalformedMessage: for anything that a client of this dialect would not send.
         """
-        kind, fields = _metadata(self.dialect, frames)
-        expected = _FROM_CLIENT.get(kind)
-        if expected is None or (len(fields), len(frames)) != expected:
+        if not frames:
+            raise _no_frames()
+        kind, fields = _fields(self.dialect, frames[0])
+        layout = self.dialect.layouts[kind]
+        expected = (len(layout.fields), len(layout.bodies) + 1)
+        if kind not in _FROM_CLIENT or (len(fields), len(frames)) != expected:
             msg = f"{kind.name} with {len(fields)} fields and {len(frames)} frames"
             raise MalformedMessage(msg)
-        if not fields:
-            return ClientMessage(kind)
-        request_id = fields[0]
-        if not _is_id(request_id):
-            msg = f"{kind.name} with the request id {request_id!r:.40}"
-            raise MalformedMessage(msg)
-        if kind is Kind.ABORT_REQUEST:
-            return ClientMessage(kind, request_id)
-        prompt, sampling_params = _unpack(frames[1]), fields[1]
-        if type(prompt) not in (str, list) or type(sampling_params) is not dict:
-            msg = "SUBMIT_REQUEST with a prompt or sampling parameters of a wrong type"
-            raise MalformedMessage(msg)
-        return ClientMessage(kind, request_id, prompt, sampling_params)
+        bodies = map(unpack, frames[1:])
+        values = dict(zip((*layout.fields, *layout.bodies), (*fields, *bodies), strict=True))
+        for name, is_right in _CHECKS.items():
+            if name in values and not is_right(values[name]):
+                msg = f"{kind.name} with the {name} {reprlib.repr(values[name])}"
+                raise MalformedMessage(msg)
+        return ClientMessage(kind=kind, **{n: v for n, v in values.items() if n not in _UNREAD})
 
 
-_FROM_CLIENT: Final[Mapping[Kind, tuple[int, int]]] = {
-    # fields behind the header, frames
-    Kind.CONNECT: (0, 1),
-    Kind.SUBMIT_REQUEST: (3, 5),
-    Kind.ABORT_REQUEST: (1, 1),
-    Kind.PAUSE: (0, 1),
-    Kind.UNPAUSE: (0, 1),
-    Kind.SHUTDOWN: (0, 1),
+def _no_frames() -> MalformedMessage:
+    return MalformedMessage("a message without frames")
+
+
+_FROM_CLIENT: Final = frozenset(
+    {
+        Kind.CONNECT,
+        Kind.SUBMIT_REQUEST,
+        Kind.ABORT_REQUEST,
+        Kind.PAUSE,
+        Kind.UNPAUSE,
+        Kind.SUSPEND,
+        Kind.RESUME,
+        Kind.SET_GENERATION_EPOCH,
+        Kind.STOP,
+        Kind.START_CUDA_PROFILER,
+        Kind.STOP_CUDA_PROFILER,
+        Kind.SHUTDOWN,
+    }
+)
+
+_CHECKS: Final[Mapping[str, Callable[[Any], bool]]] = {
+    "request_id": _is_id,
+    "prompt": lambda value: type(value) in (str, list),
+    "sampling_params": lambda value: type(value) is dict,
+    "block_hashes": lambda value: value is None or _are_ints(value),
+    "epoch": lambda value: type(value) is int,
 }
+
+_UNREAD: Final = frozenset({"media_meta", "media", "multi_modal_data"})

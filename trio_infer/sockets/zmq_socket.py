@@ -23,7 +23,7 @@ from .link import LINGER_MS, configure
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ..protocol.wire import Frame, Frames
+    from ..protocol.packing import Frame, Frames
     from .link import Link, ZmqContext
 
 __all__ = ["LinkEvent", "NotConnected", "ZmqSocket"]

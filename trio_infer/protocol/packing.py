@@ -1,0 +1,121 @@
+"""MessagePack, bounded, and with one error for everything that cannot be decoded."""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeAlias
+
+import msgpack
+
+__all__ = ["Frame", "Frames", "MalformedMessage", "pack", "unpack", "unpack_head", "unpack_map"]
+
+Frame: TypeAlias = bytes | memoryview
+Frames: TypeAlias = list[Frame]
+
+MAX_NESTING: Final = 64
+"""Levels of lists and maps. MessagePack itself decodes a thousand, which then break `repr`."""
+
+_CONTAINERS: Final = frozenset((list, dict))
+
+
+class MalformedMessage(ValueError):
+    """Bytes that are no message of this dialect.
+
+    Attributes:
+        request_id: the request that the bytes can be laid at the door of, if any.
+        is_final: whether they stand where that request's final reply should.
+    """
+
+    def __init__(
+        self, message: str, *, request_id: int | None = None, is_final: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.request_id = request_id
+        self.is_final = is_final
+
+
+def pack(value: object) -> bytes:
+    """A value as the wire has it."""
+    packed: bytes = msgpack.packb(value, use_bin_type=True)
+    return packed
+
+
+_UNPACKING_ERRORS: Final = (
+    ValueError,
+    OverflowError,
+    TypeError,
+    RecursionError,
+    msgpack.OutOfData,
+)
+
+
+def _no_messagepack(error: Exception) -> MalformedMessage:
+    return MalformedMessage(f"no MessagePack: {str(error) or type(error).__name__}")
+
+
+def unpack(data: Frame) -> Any:
+    """The value that all of the bytes are.
+
+    Raises:
+        MalformedMessage: they are no MessagePack, or nested too deeply.
+    """
+    try:
+        value = msgpack.unpackb(data, raw=False)
+    except _UNPACKING_ERRORS as error:
+        raise _no_messagepack(error) from None
+    if len(data) > MAX_NESTING and _is_too_deep(value):  # each level takes a byte at least
+        msg = f"nested more than {MAX_NESTING} levels deep"
+        raise MalformedMessage(msg)
+    return value
+
+
+def unpack_head(start: Frame, count: int) -> tuple[int, list[Any], int]:
+    """The first items of a list, of whose bytes only the start is given.
+
+    Args:
+        start: the first bytes.
+        count: how many items to unpack at most.
+
+    Returns:
+        How many items the list has, the first ones, and where the next one begins.
+
+    Raises:
+        MalformedMessage: it is no list, or its first items do not lie within the start.
+    """
+    unpacker = msgpack.Unpacker(raw=False)
+    unpacker.feed(start)
+    try:
+        length = unpacker.read_array_header()
+        items = [unpacker.unpack() for _ in range(min(length, count))]
+    except _UNPACKING_ERRORS as error:
+        raise _no_messagepack(error) from None
+    return length, items, unpacker.tell()
+
+
+def _is_too_deep(value: Any) -> bool:
+    level = [value] if type(value) in _CONTAINERS else []
+    for _ in range(MAX_NESTING):
+        if not level:
+            return False
+        level = [
+            child
+            for parent in level
+            for child in (parent.values() if type(parent) is dict else parent)
+            if type(child) in _CONTAINERS
+        ]
+    return bool(level)
+
+
+def unpack_map(body: Frame) -> dict[str, Any]:
+    """The map that a packed body holds.
+
+    Raises:
+        MalformedMessage: if it is no MessagePack, no map, or has keys that are no strings.
+    """
+    value = unpack(body)
+    if type(value) is not dict:
+        msg = f"a map was expected, not {type(value).__name__}"
+        raise MalformedMessage(msg)
+    if not all(type(key) is str for key in value):
+        msg = "a map with a key that is no string"
+        raise MalformedMessage(msg)
+    return value
