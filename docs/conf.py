@@ -30,11 +30,16 @@ napoleon_use_ivar = True
 default_role = "py:obj"  # `Completion` in a docstring is a reference, and one that holds
 
 # Aliases of types, told where they occur.
-nitpick_ignore = [("py:class", name) for name in ("Enum", "Prompt", "SocketOptions", "ZmqContext")]
+ALIASES = (
+    *("AbstractAsyncContextManager", "Enum", "Prompt", "SocketOptions", "ZmqContext"),
+    *("npt.NDArray", "ResultT"),
+)
+nitpick_ignore = [("py:class", name) for name in ALIASES]
 # Every reference into this package has to lead somewhere. Those into others are left as they are,
 # so that the documentation can be built without a network.
 nitpick_ignore_regex = [
-    (r"py:class", r"trio_infer\.protocol\.dialects\.(Framing|Kind)"),  # of the table, not public
+    (r"py:class", r"trio_infer\.protocol\.dialects\.(Kind|Layout)"),  # of the table, not public
+    (r"py:.*", r"trio_infer\.models\.result\.ResultT"),  # told by each method that returns it
     (r"py:.*", r"(attrs?|cattrs|collections|contextlib|enum|numpy|trio|typing|zmq)\..*"),
 ]
 

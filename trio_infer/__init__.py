@@ -20,6 +20,7 @@ from .models import RequestEvent as RequestEvent
 from .models import SamplingParams as SamplingParams
 from .models import SupportsSerialize as SupportsSerialize
 from .models import TokenDelta as TokenDelta
+from .protocol.dialects import DIALECTS as DIALECTS
 from .protocol.dialects import Dialect as Dialect
 from .protocol.hashing import PrefixCachingCoordinatorPolicy as PrefixCachingCoordinatorPolicy
 from .protocol.prompt import Prompt as Prompt
@@ -27,6 +28,7 @@ from .sockets import SocketOptions as SocketOptions
 from .streams import CompletionStream as CompletionStream
 
 __all__ = [
+    "DIALECTS",
     "ClientStatistics",
     "Completion",
     "CompletionStream",

@@ -41,7 +41,7 @@ def said(result: Result) -> str:
         ("generate --temperature nan hi", "temperature must be finite"),
         ("generate --top-p 2 hi", "'--top-p': 2.0 is not in the range"),
         ("generate --top-k 3 --top-p 0.5 hi", "top_k and top_p exclude each other"),
-        ("generate --dialect 0.17 hi", "'--dialect': '0.17' is not"),
+        ("generate --dialect 0.17 hi", "'0.17' is not one of 'framed', '0.20', '0.19', '0.18'"),
         ("generate --tokenizer words hi", "'--tokenizer': 'words' is not"),
         ("generate --address nowhere hi", "'nowhere' is no address"),
         ("generate --address tcp://nowhere hi", "'tcp://nowhere' ends in no port"),

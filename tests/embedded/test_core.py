@@ -67,7 +67,7 @@ class Peers:
         return core.idle and not (core.wants_step or core._routes or core._numbers)
 
 
-def make(model: LanguageModel, *, engines: int = 1, **limits: int) -> Peers:
+def make(model: LanguageModel, *, engines: int = 1, **limits: Any) -> Peers:
     return Peers(CoordinatorCore(FRAMED, [Engine(model, **limits) for _ in range(engines)]))
 
 

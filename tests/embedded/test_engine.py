@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.vector_files import read_json
+from trio_infer import SamplingParams
 from trio_infer.embedded.engine import SCORED_PER_STEP, Engine, EnginePartial, EngineReply
 from trio_infer.embedded.ngram import default_model
+from trio_infer.protocol.dialects import DIALECTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -487,7 +490,7 @@ def test_a_step_with_nothing_to_do_is_none(engine: Engine) -> None:
 
 @pytest.mark.parametrize("limits", [{"max_requests": 0}, {"max_sequence_length": 0}])
 def test_an_engine_that_could_do_nothing_is_refused(
-    alphabet: LanguageModel, limits: dict[str, int]
+    alphabet: LanguageModel, limits: dict[str, Any]
 ) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         Engine(alphabet, **limits)
@@ -592,6 +595,70 @@ def test_a_prompt_that_is_too_long_fails_with_the_reason(alphabet: LanguageModel
 def test_a_refusal_says_why_in_the_log(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
     refusal(engine, [128])
     assert "token ids outside 0 to 127" in caplog.text
+
+
+# Other dialects
+
+
+@pytest.mark.parametrize("dialect", ["0.19", "0.18"])
+def test_an_older_engine_takes_no_notice_of_what_it_does_not_know(
+    alphabet: LanguageModel, dialect: str
+) -> None:
+    fields = DIALECTS[dialect].sampling_fields
+    engine = Engine(alphabet, sampling_fields=fields)
+    sent = SamplingParams(num_tokens_to_generate=2, top_k=1).serialize()
+    del sent["streaming"]
+    partials, reply = stream(engine, "a", **sent, min_length=4)
+    assert partials == []
+    assert reply["generated_tokens"] == [98, 99]
+    assert reply["sampling_params"]["streaming"] is True  # kept, as an attribute is
+    assert reply["sampling_params"]["min_length"] == 4
+
+
+def test_before_there_was_a_parameter_the_prompts_ids_always_came_back(
+    alphabet: LanguageModel,
+) -> None:
+    for dialect, expected in (("0.18", ["tensor", [97]]), ("0.19", None)):
+        engine = Engine(alphabet, sampling_fields=DIALECTS[dialect].sampling_fields)
+        assert final(engine, "a", num_tokens_to_generate=1)["prompt_tokens"] == expected
+        refused = refusal(engine, "a", num_tokens_to_generate=-1)
+        assert refused["prompt_tokens"] == expected
+
+
+# The prefix cache
+
+
+def test_blocks_of_an_earlier_prompt_are_found_again(alphabet: LanguageModel) -> None:
+    engine = Engine(alphabet, block_size_tokens=4)
+    cached = [
+        final(engine, prompt, num_tokens_to_generate=1)["num_cached_tokens"]
+        for prompt in ("abcdefgh", "abcdefghi", "abcdxxxx", "xbcdefgh", "abc", "abcdxxxxy")
+    ]
+    assert cached == [0, 8, 4, 0, 0, 8]
+
+
+def test_a_reply_of_a_caching_engine_has_the_fields_of_a_genuine_one(
+    alphabet: LanguageModel,
+) -> None:
+    engine = Engine(alphabet, block_size_tokens=16)
+    prompt = list(range(40))
+    final(engine, prompt[:16], num_tokens_to_generate=1)
+    body = final(engine, prompt, num_tokens_to_generate=1)
+    vector = read_json("0.19-reply-completed_prefix_cache_epochs")["frame"][2]
+    for field in (
+        "block_size_tokens",
+        "enable_prefix_caching",
+        "num_cached_tokens",
+        "precomputed_block_hashes",
+        "prompt_length",
+    ):
+        assert body[field] == vector[field], field
+
+
+def test_an_engine_without_a_cache_says_so(engine: Engine) -> None:
+    body, vector = final(engine, "a", num_tokens_to_generate=1), genuine("completed_plain")
+    for field in ("block_size_tokens", "enable_prefix_caching", "precomputed_block_hashes"):
+        assert body[field] == vector[field], field
 
 
 def test_randomness_does_not_leak_into_the_global_generator(engine: Engine) -> None:

@@ -331,3 +331,56 @@ def test_fields_of_newer_engines_are_passed_over() -> None:
     assembler = Assembler()
     add(assembler, [1], unheard_of=[1], prompt_log_probs=[-0.5], prompt_top_n_logprobs=[{}])
     assert assembler.take_delta() == TokenDelta([1])
+
+
+# The fields as they came
+
+
+def raw(assembler: Assembler, fields: dict[str, Any]) -> Any:
+    return assembler.finish(msgpack.packb(fields), KNOWN)
+
+
+@pytest.mark.parametrize("name", file_names("*-reply-completed_*.msgpack"))
+def test_a_genuine_reply_left_as_it_is_has_its_latency_and_nothing_else_changed(name: str) -> None:
+    _, _, body = read_frame(name)
+    assembler = Assembler(deserialize=False)
+    assert raw(assembler, body) == body | {"latency": 0.5}
+    assert assembler.take_delta() == TokenDelta(
+        body["generated_tokens"], body["generated_log_probs"], body["generated_top_n_logprobs"]
+    )
+
+
+@pytest.mark.parametrize("name", file_names("*-reply-failed_*.msgpack"))
+def test_a_genuine_failure_is_one_even_where_replies_are_left_as_they_are(name: str) -> None:
+    _, _, body = read_frame(name)
+    with pytest.raises(RequestFailed) as caught:
+        raw(Assembler(deserialize=False), body)
+    assert caught.value.completion.status == "FAILED"
+
+
+def test_a_field_that_only_a_newer_release_can_read_does_not_spoil_a_reply_left_as_it_is() -> None:
+    fields = {"status": "COMPLETED", "generated_tokens": ["tensor", [1]], "tpot": {"new": "shape"}}
+    assembler = Assembler(deserialize=False)
+    assert raw(assembler, fields) == fields | {"latency": 0.5}
+    assert assembler.tokens == [1]
+    with pytest.raises(MalformedMessage):
+        raw(Assembler(), fields)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"status": "COMPLETED", "generated_tokens": "x"}, {"status": "COMPLETED"}],
+    ids=str,
+)
+def test_what_deltas_are_made_of_is_checked_all_the_same(fields: dict[str, Any]) -> None:
+    assembler = Assembler(deserialize=False)
+    add(assembler, [1])
+    with pytest.raises(MalformedMessage):
+        raw(assembler, fields)
+
+
+def test_log_probs_of_a_stop_word_stay_in_a_reply_left_as_it_is_and_in_no_delta() -> None:
+    fields = {"status": "COMPLETED", "generated_tokens": [1], "generated_log_probs": [-0.5, -1.0]}
+    assembler = Assembler(deserialize=False)
+    assert raw(assembler, fields)["generated_log_probs"] == [-0.5, -1.0]
+    assert assembler.take_delta() == TokenDelta([1], [-0.5])

@@ -4,6 +4,7 @@ import pickle
 from typing import Any
 
 import attrs
+import numpy as np
 import pytest
 
 from tests.vector_files import file_names, read_bytes, read_json
@@ -383,3 +384,99 @@ def test_the_message_of_a_failure_says_what_the_engine_said(payload: object, rea
     event = TRANSIENT | {"payload": payload}
     error = request_failed(convert({"status": "FAILED", "events": [OTHER, event]}))
     assert str(error) == f"request 7 failed: {reason}"
+
+
+# Epochs
+
+
+def test_the_epoch_of_each_generated_token() -> None:
+    spans = [[0, 1], [11, 2], [13, 5]]
+    completion = convert(
+        {
+            "prompt_length": 10,
+            "generated_tokens": [7, 8, 9, 6],
+            "policy_epoch": spans,
+            "kv_cache_epoch": [[0, 1]],
+        }
+    )
+    assert [completion.policy_epoch_of(n) for n in range(4)] == [1, 2, 2, 5]
+    assert [completion.policy_epoch_of(n) for n in range(-4, 0)] == [1, 2, 2, 5]
+    assert [completion.kv_cache_epoch_of(n) for n in range(4)] == [1, 1, 1, 1]
+    for n in (4, -5):
+        with pytest.raises(IndexError):
+            completion.policy_epoch_of(n)
+
+
+def test_a_genuine_reply_knows_the_epoch_of_its_tokens() -> None:
+    completion = convert(received("0.19-reply-completed_prefix_cache_epochs"))
+    assert completion.policy_epoch_of(0) == 2
+    assert completion.kv_cache_epoch_of(0) == 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt_length": 10},
+        {"policy_epoch": [[0, 1]]},
+        {"prompt_length": 10, "policy_epoch": []},
+        {"prompt_length": 10, "policy_epoch": [[11, 1]]},
+    ],
+    ids=str,
+)
+def test_where_no_epoch_is_known_there_is_none(fields: dict[str, Any]) -> None:
+    assert convert({"generated_tokens": [1], **fields}).policy_epoch_of(0) is None
+
+
+# Arrays
+
+
+def test_routing_indices_as_an_array_have_the_engines_own_dtype() -> None:
+    array = convert(received("0.19-reply-completed_routing")).array("routing_indices")
+    assert array.dtype == np.int16
+    assert array.shape == (3, 2, 2)
+    assert array[2, 1].tolist() == [10, 11]
+
+
+def test_numbers_as_arrays() -> None:
+    completion = convert(received("0.20-reply-completed_logprobs_topn"))
+    tokens, log_probs = (
+        completion.array("generated_tokens"),
+        completion.array("generated_log_probs"),
+    )
+    assert tokens.dtype == np.int64
+    assert tokens.tolist() == completion.generated_tokens
+    assert log_probs.dtype == np.float64
+    assert log_probs.tolist() == completion.generated_log_probs
+    assert convert({}).array("generated_tokens").dtype == np.int64
+    tokens[0] = 0
+    assert completion.generated_tokens[0] != 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "name", "complaint"),
+    [
+        ({}, "generated_text", "no array is called 'generated_text': there are generated_tokens"),
+        ({}, "routing_indices", "this completion has no routing_indices"),
+        ({"routing_indices": [[1], [2, 3]]}, "routing_indices", "is no array"),
+        (
+            {"routing_indices": ["ndarray", {"data": [300], "dtype": "int8"}]},
+            "routing_indices",
+            "is no array of int8",
+        ),
+        (
+            {"routing_indices": ["ndarray", {"data": ["x"], "dtype": "int8"}]},
+            "routing_indices",
+            "is no array of int8",
+        ),
+    ],
+    ids=str,
+)
+def test_what_is_no_array_is_refused(fields: dict[str, Any], name: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        convert(fields).array(name)
+
+
+@pytest.mark.parametrize("dtype", ["(1000000000,)f8", "a1000000000", "O", "f8,f8", 8, None, ["i"]])
+def test_a_dtype_that_would_cost_the_caller_its_memory_is_ignored(dtype: object) -> None:
+    fields = {"routing_indices": ["ndarray", {"data": [[1, 2]], "dtype": dtype}]}
+    assert convert(fields).array("routing_indices").tolist() == [[1, 2]]

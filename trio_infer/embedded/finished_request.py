@@ -57,7 +57,8 @@ def too_long(request_id: int, now: float) -> EngineEvent:
 class FinishedRequest:
     """What an engine knows of a request at its end.
 
-    ``returns_prompt_tokens`` says whether they are sent back; ``ttft`` is the time to the first token and ``tpot`` the time of each, in seconds.
+    ``returns_prompt_tokens`` says whether the prompt's ids are sent back; ``ttft`` is the time to
+    the first token and ``tpot`` the time of each, in seconds.
     """
 
     request_id: int

@@ -128,7 +128,7 @@ class Completion:
         """The epoch under which a generated token was sampled.
 
         Args:
-            index: its place in `generated_tokens`; a negative one counts from the end.
+            index: its place in ``generated_tokens``; a negative one counts from the end.
 
         Returns:
             The epoch; None if the engine told no epochs.

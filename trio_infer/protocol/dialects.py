@@ -272,6 +272,7 @@ _ROWS: Final = (
 )
 
 DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType({row.name: row for row in _ROWS})
+"""All dialects by their names."""
 
 ENVIRONMENT: Final = "TRIO_INFER_DIALECT"
 """The environment variable that names the dialect where nobody else does."""

@@ -51,7 +51,8 @@ def _token_ids(prompt: object) -> list[int]:
     ids = list(items)
     if all(type(item) is int for item in ids):
         if ids and not (min(ids) >= INT64_MIN and max(ids) <= INT64_MAX):
-            msg = "prompt has a token id that does not fit signed 64 bits"
+            index = next(i for i, item in enumerate(ids) if not INT64_MIN <= item <= INT64_MAX)
+            msg = f"prompt[{index}] is no token id: it does not fit signed 64 bits"
             raise ValueError(msg)
         return ids
     if isinstance(ids[0], str):
