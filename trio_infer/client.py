@@ -208,6 +208,9 @@ class InferenceClient(trio.abc.AsyncResource, Generic[ResultT]):
             sampling_params: how to sample; None for the defaults.
             offload_params: passed on to the engine as they are: whatever MessagePack can carry.
 
+        Returns:
+            A `Completion`; from a client with ``deserialize=False``, the fields of the reply.
+
         Raises:
             TypeError, ValueError: for a wrong argument, before anything is sent.
             UnsupportedByDialect: the coordinator's dialect has no words for what is asked;
