@@ -38,7 +38,7 @@ nitpick_ignore = [("py:class", name) for name in ALIASES]
 # Every reference into this package has to lead somewhere. Those into others are left as they are,
 # so that the documentation can be built without a network.
 nitpick_ignore_regex = [
-    (r"py:class", r"trio_infer\.protocol\.dialects\.(Kind|Layout)"),  # of the table, not public
+    (r"py:class", r"trio_infer\.protocol\.dialect\.(Kind|Layout)"),  # of the table, not public
     (r"py:.*", r"trio_infer\.models\.result\.ResultT"),  # told by each method that returns it
     (r"py:.*", r"(attrs?|cattrs|collections|contextlib|enum|numpy|trio|typing|zmq)\..*"),
 ]

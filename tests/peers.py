@@ -10,8 +10,9 @@ import attrs
 import trio
 
 from trio_infer import ConnectError
-from trio_infer.protocol.dialects import FRAMED, Dialect, Kind, resolve_dialect
-from trio_infer.protocol.wire import ClientMessage, CoordinatorCodec
+from trio_infer.protocol.coordinator_codec import ClientMessage, CoordinatorCodec
+from trio_infer.protocol.dialect import Dialect, Kind
+from trio_infer.protocol.dialects import FRAMED, resolve_dialect
 from trio_infer.sockets import (
     ROUTER,
     Link,

@@ -20,8 +20,8 @@ from .models import RequestEvent as RequestEvent
 from .models import SamplingParams as SamplingParams
 from .models import SupportsSerialize as SupportsSerialize
 from .models import TokenDelta as TokenDelta
+from .protocol.dialect import Dialect as Dialect
 from .protocol.dialects import DIALECTS as DIALECTS
-from .protocol.dialects import Dialect as Dialect
 from .protocol.hashing import PrefixCachingCoordinatorPolicy as PrefixCachingCoordinatorPolicy
 from .protocol.prompt import Prompt as Prompt
 from .sockets import SocketOptions as SocketOptions

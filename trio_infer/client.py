@@ -11,10 +11,10 @@ from .background import Background
 from .lifetime import Lifetime
 from .models.result import ResultT
 from .models.scalars import to_flag, to_float, to_int, to_text
-from .protocol.dialects import Dialect, resolve_dialect
+from .protocol.client_codec import ClientCodec
+from .protocol.dialects import resolve_dialect
 from .protocol.hashing import PrefixHashing
 from .protocol.preparation import Preparation
-from .protocol.wire import ClientCodec
 from .request import Request
 from .sockets import (
     Link,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from .models import ClientStatistics, Completion, SamplingParams, SupportsSerialize
+    from .protocol.dialect import Dialect
     from .protocol.preparation import Prepared
     from .protocol.prompt import Prompt
 
@@ -76,6 +77,23 @@ def open_client(
 ) -> AbstractAsyncContextManager[InferenceClient[dict[str, Any]]]: ...
 
 
+@overload
+def open_client(
+    address: str,
+    *,
+    dialect: str | Dialect | None = None,
+    deserialize: bool,
+    block_size_tokens: int | None = None,
+    prefix_caching_coordinator_policy: Enum | str | None = None,
+    connect_timeout: float | None = 10.0,
+    close_timeout: float = 5.0,
+    heartbeat_timeout: float = 30.0,
+    max_message_size: int = 256 * 2**20,
+    socket_options: SocketOptions | None = None,
+    context: ZmqContext | None = None,
+) -> AbstractAsyncContextManager[InferenceClient[Any]]: ...
+
+
 def open_client(
     address: str,
     *,
@@ -108,9 +126,11 @@ def open_client(
             the engine's reply as they came, in a dict, with ``latency`` in seconds added; deltas
             stay typed, and failures still raise.
         block_size_tokens: how many tokens make a block of the engines' prefix cache. With the
-            policy, prompts of token ids are hashed here, which spares the coordinator the work.
+            policy as well, prompts of token ids are hashed here, which spares the coordinator the
+            work; with one of the two alone the coordinator hashes.
         prefix_caching_coordinator_policy: by what the coordinator chooses an engine: the policy,
-            its name, or megatron-core's own enum member. Both have to be the coordinator's.
+            its name, or megatron-core's own enum member. Block size and policy have to be those
+            that the coordinator itself is set up with; others cost cache hits, without a sign.
         connect_timeout: seconds that connecting may take; None for no limit. A coordinator that was
             greeted and has not answered gets ``close_timeout`` on top, since it crashes when it
             answers a client that has gone.
@@ -153,7 +173,8 @@ def open_client(
 def _seconds(value: float, name: str, *, least: float = 0.0, most: float = math.inf) -> float:
     seconds = to_float(value, name)
     if not least <= seconds <= most:
-        msg = f"{name} must be from {least:g} to {most:g} seconds, not {seconds:g}"
+        span = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
+        msg = f"{name} must be {span} seconds, not {seconds:g}"
         raise ValueError(msg)
     return seconds
 
@@ -206,7 +227,8 @@ class InferenceClient(trio.abc.AsyncResource, Generic[ResultT]):
         Args:
             prompt: text, or token ids as any sequence or array of ints.
             sampling_params: how to sample; None for the defaults.
-            offload_params: passed on to the engine as they are: whatever MessagePack can carry.
+            offload_params: passed on to the engine as they are: what MessagePack can carry, with
+                ``str`` for keys.
 
         Returns:
             A `Completion`; from a client with ``deserialize=False``, the fields of the reply.
@@ -238,7 +260,8 @@ class InferenceClient(trio.abc.AsyncResource, Generic[ResultT]):
         Args:
             prompt: text, or token ids as any sequence or array of ints.
             sampling_params: how to sample; None for the defaults.
-            offload_params: passed on to the engine as they are: whatever MessagePack can carry.
+            offload_params: passed on to the engine as they are: what MessagePack can carry, with
+                ``str`` for keys.
 
         Raises:
             TypeError, ValueError: for a wrong argument.

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Final, Protocol
 import trio
 
 from .models import ClientStatistics
-from .protocol.dialects import Kind
+from .protocol.dialect import Kind
 from .protocol.session import Session
 from .sockets import Home, NotConnected
 from .transport import Transport
 
 if TYPE_CHECKING:
+    from .protocol.client_codec import ClientCodec, ServerMessage, Submission
+    from .protocol.dialect import Dialect
     from .protocol.packing import Frame, MalformedMessage
-    from .protocol.wire import ClientCodec, ServerMessage, Submission
     from .sockets import Link, ZmqContext
 
 __all__ = ["Exchange", "Inbox"]
@@ -72,6 +73,11 @@ class Exchange:
         self._malformed = 0
         self._leaving = False
         self._settled = trio.Event()
+
+    @property
+    def dialect(self) -> Dialect:
+        """What the coordinator speaks."""
+        return self._codec.dialect
 
     # Out
 
@@ -126,7 +132,11 @@ class Exchange:
 
     def check_can_abort(self) -> None:
         """Raises `UnsupportedByDialect` if a request cannot be ended before its time."""
-        self._codec.dialect.number(Kind.ABORT_REQUEST)
+        dialect = self._codec.dialect
+        if not dialect.can_abort:
+            dialect.refuse(
+                "abort", "await result() for the whole, or leave the block and do without it"
+            )
 
     @trio.lowlevel.enable_ki_protection
     def finish_early(self, request_id: int) -> None:

@@ -16,12 +16,14 @@ from .exchange import Exchange
 from .sockets import dispose_context, make_context
 
 if TYPE_CHECKING:
-    from .protocol.wire import ClientCodec
+    from .protocol.client_codec import ClientCodec
     from .sockets import Link, ZmqContext
 
 __all__ = ["Lifetime"]
 
 _logger: Final = logging.getLogger(__name__)
+
+_PATIENCE: Final = " (its dialect has no abort: a longer close_timeout lets them finish)"
 
 
 class Lifetime:
@@ -87,7 +89,10 @@ class Lifetime:
             await self.exchange.wait_up()
         if scope.cancelled_caught:
             reason = self.exchange.reason
-            msg = f"no handshake with {self._address} within {seconds:g} s: {reason}"
+            msg = (
+                f"no handshake with {self._address} within {seconds:g} s: {reason} "
+                f"(dialect {self.exchange.dialect.name!r})"
+            )
             raise ConnectTimeout(msg)
 
     @trio.lowlevel.enable_ki_protection
@@ -107,7 +112,8 @@ class Lifetime:
         if owed:
             _logger.warning(
                 "left %s while it still owed the final replies to %d aborted requests; "
-                "it may crash when it sends them",
+                "it may crash when it sends them%s",
                 self._address,
                 owed,
+                "" if self.exchange.dialect.can_abort else _PATIENCE,
             )

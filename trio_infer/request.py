@@ -12,8 +12,8 @@ from .reception import Reception
 
 if TYPE_CHECKING:
     from .exchange import Exchange
+    from .protocol.client_codec import Submission
     from .protocol.preparation import Prepared
-    from .protocol.wire import Submission
 
 __all__ = ["Request"]
 
@@ -98,12 +98,12 @@ class Request(Generic[ResultT]):
         """Aborts the request if it runs, and waits for its end.
 
         Raises:
-            UnsupportedByDialect: there are no aborts in this dialect.
+            UnsupportedByDialect: it runs, and there are no aborts in this dialect.
         """
         reception = self.reception
-        self._exchange.check_can_abort()
         await trio.lowlevel.checkpoint_if_cancelled()
         if not (reception.ended or reception.aborted):
+            self._exchange.check_can_abort()
             self._exchange.finish_early(reception.request_id)
             reception.note_abort()
         return await self.result()

@@ -26,7 +26,8 @@ class CompletionStream(trio.abc.ReceiveChannel[TokenDelta], Generic[ResultT]):
     """One request while it runs. Made by `InferenceClient.stream`; to be used in ``async with``.
 
     Entering the block waits for the connection and hands the request over. Leaving it, in whatever
-    way, ends the request: if it has not finished, ABORT is sent before control moves on. Iterate
+    way, ends the request: if it has not finished, ABORT is sent before control moves on (where
+    ``client.dialect.can_abort``; elsewhere the engine goes on, to no avail). Iterate
     over the stream, or call `receive`, for `TokenDelta` objects; `result` waits for the whole: a
     `Completion`, or, from a client with ``deserialize=False``, the reply's fields as a dict.
 
@@ -182,7 +183,8 @@ class CompletionStream(trio.abc.ReceiveChannel[TokenDelta], Generic[ResultT]):
         Its ``finish_reason`` is then ``"abort"``; that of a request that has finished already is
         what it is. While the engines are paused no reply comes. Cancelled, the request stays
         aborted, and `result` may be awaited again. Raises what `receive` does, but for the end;
-        and `UnsupportedByDialect` where ``client.dialect.can_abort`` is false, sending nothing.
+        and `UnsupportedByDialect`, sending nothing, where ``client.dialect.can_abort`` is false
+        and the request has not finished.
         """
         with self._reading():
             return await self._request.finish_early()

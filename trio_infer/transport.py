@@ -28,9 +28,9 @@ import attrs
 import trio
 
 from .errors import ConnectError
-from .protocol.dialects import Kind
+from .protocol.client_codec import ClientCodec, ServerMessage
+from .protocol.dialect import Kind
 from .protocol.packing import Frames, MalformedMessage
-from .protocol.wire import ClientCodec, ServerMessage
 from .sockets import DEALER, Link, LinkEvent, NotConnected, ZmqContext, ZmqSocket
 
 if TYPE_CHECKING:

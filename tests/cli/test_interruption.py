@@ -5,18 +5,15 @@ from __future__ import annotations
 import signal
 import subprocess
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 import trio
 
 from tests.cli.endless import Endless, far, idle
 from tests.cli.programs import in_terminal, started
+from tests.peers import ScriptedCoordinator, scripted_coordinator
 from trio_infer.embedded import open_coordinator
-from trio_infer.protocol.dialects import Kind
-
-if TYPE_CHECKING:
-    from tests.peers import ScriptedCoordinator
+from trio_infer.protocol.dialect import Kind
 
 LONG = ("-n", "100000", "--top-k", "1")  # the likeliest tokens of the embedded model never end
 BYTES = ("--stream", "--tokenizer", "bytes")
@@ -44,6 +41,25 @@ async def test_ends_the_request_and_prints_what_there_is(
         errors = (await program.stderr.rest()).splitlines()
         assert errors[-1] == f"trio-infer: interrupted after {statistics.tokens} tokens"
         assert len(errors) == (2 if options == ("--stream",) else 1)
+
+
+@pytest.mark.parametrize("dialect", ["0.19", "0.18"])
+@pytest.mark.parametrize("options", [BYTES, ()])
+async def test_waits_for_the_late_reply_where_the_dialect_has_no_abort(
+    dialect: str, options: tuple[str, ...]
+) -> None:
+    async with (
+        scripted_coordinator(dialect=dialect) as coordinator,
+        started("generate", *to(coordinator), "--dialect", dialect, *options, "hi") as program,
+    ):
+        request = await coordinator.submission()
+        program.send(signal.SIGINT)
+        await program.stderr.until("waiting for the coordinator's last reply")
+        coordinator.reply(request, list(b"late"))
+        assert await program.ended() == 130
+        assert await program.stdout.rest() == ""
+        assert [received.kind for received in coordinator.log] == [Kind.SUBMIT_REQUEST]
+        assert coordinator.unroutable == 0
 
 
 async def test_ends_a_request_to_the_embedded_coordinator() -> None:

@@ -23,7 +23,7 @@ from trio_infer import (
     SamplingParams,
     open_client,
 )
-from trio_infer.protocol.dialects import Kind
+from trio_infer.protocol.dialect import Kind
 from trio_infer.transport import Transport
 
 if TYPE_CHECKING:

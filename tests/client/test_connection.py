@@ -25,8 +25,9 @@ from trio_infer import (
     open_client,
 )
 from trio_infer import transport as transport_module
-from trio_infer.protocol.dialects import FRAMED, Kind
-from trio_infer.protocol.wire import ClientCodec
+from trio_infer.protocol.client_codec import ClientCodec
+from trio_infer.protocol.dialect import Kind
+from trio_infer.protocol.dialects import FRAMED
 from trio_infer.sockets import Link, LinkEvent, zmq_socket
 from trio_infer.transport import BACKOFF_SECONDS, Transport, backoff
 

@@ -10,9 +10,9 @@ import trio
 
 from tests.peers import ScriptedCoordinator, scripted_coordinator
 from trio_infer import InferenceClient, SamplingParams, open_client
-from trio_infer.protocol.dialects import Kind
+from trio_infer.protocol.client_codec import ClientCodec
+from trio_infer.protocol.dialect import Kind
 from trio_infer.protocol.session import Session
-from trio_infer.protocol.wire import ClientCodec
 
 LONG = SamplingParams(num_tokens_to_generate=100_000)
 

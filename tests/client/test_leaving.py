@@ -18,7 +18,7 @@ from tests.relay import Relay
 from tests.waiting import until
 from trio_infer import ConnectionLost, InferenceClient, SamplingParams, open_client
 from trio_infer.embedded import CoordinatorStatistics, EmbeddedCoordinator, open_coordinator
-from trio_infer.protocol.dialects import Kind
+from trio_infer.protocol.dialect import Kind
 from trio_infer.transport import Transport
 
 LONG = SamplingParams(num_tokens_to_generate=100_000)

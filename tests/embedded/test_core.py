@@ -9,9 +9,11 @@ import pytest
 from trio_infer.embedded.core import CoordinatorCore
 from trio_infer.embedded.engine import Engine
 from trio_infer.embedded.statistics import CoordinatorStatistics
-from trio_infer.protocol.dialects import FRAMED, Kind
+from trio_infer.protocol.client_codec import ClientCodec
+from trio_infer.protocol.coordinator_codec import ClientMessage
+from trio_infer.protocol.dialect import Kind
+from trio_infer.protocol.dialects import FRAMED
 from trio_infer.protocol.packing import Frames, unpack_map
-from trio_infer.protocol.wire import ClientCodec, ClientMessage
 
 if TYPE_CHECKING:
     from trio_infer.embedded import LanguageModel
@@ -36,7 +38,7 @@ class Peers:
     def submit(
         self, request_id: int, prompt: str = "a", *, identity: bytes = b"A", **params: Any
     ) -> None:
-        prepared = CODEC.prepare(prompt, {"top_k": 1} | params)
+        prepared = CODEC.pack(prompt, {"top_k": 1} | params)
         self.send(identity, CODEC.submit(request_id, prepared))
 
     def abort(self, request_id: int, *, identity: bytes = b"A") -> None:

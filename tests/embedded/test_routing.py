@@ -86,6 +86,24 @@ def test_load_outweighs_a_beginning_only_where_it_is_full(fleet: Fleet) -> None:
     assert fleet.give(A) == 1
 
 
+def test_a_prompt_that_nobody_knows_is_spread_even_where_all_engines_are_full(
+    fleet: Fleet,
+) -> None:
+    for index in (0, 1, 2):
+        for _ in range(5):
+            fleet.load(index)
+    fleet.load(0)
+    assert [fleet.give([n, n]) for n in (7, 8)] == [1, 2]
+
+
+def test_of_full_engines_the_one_that_knows_the_beginning(fleet: Fleet) -> None:
+    assert fleet.give(A) == 0
+    for index in (0, 1, 2):
+        for _ in range(9 - 2 * index):
+            fleet.load(index)
+    assert fleet.give(A) == 0
+
+
 def test_of_engines_equally_good_the_one_that_got_the_beginning_last(fleet: Fleet) -> None:
     assert fleet.give(A) == 0
     fleet.router._seen.clear()

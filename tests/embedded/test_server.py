@@ -16,9 +16,10 @@ import trio.testing
 from trio_infer.background import running_behind
 from trio_infer.embedded import EmbeddedCoordinator, open_coordinator, server
 from trio_infer.errors import ConnectError
-from trio_infer.protocol.dialects import FRAMED, Kind
+from trio_infer.protocol.client_codec import ClientCodec, ServerMessage
+from trio_infer.protocol.dialect import Kind
+from trio_infer.protocol.dialects import FRAMED
 from trio_infer.protocol.packing import Frames, unpack_map
-from trio_infer.protocol.wire import ClientCodec, ServerMessage
 from trio_infer.sockets import (
     DEALER,
     Link,
@@ -45,7 +46,7 @@ class Peer:
     gone: trio.Event
 
     def submit(self, request_id: int, prompt: str = "a", **params: Any) -> None:
-        self.socket.send(CODEC.submit(request_id, CODEC.prepare(prompt, {"top_k": 1} | params)))
+        self.socket.send(CODEC.submit(request_id, CODEC.pack(prompt, {"top_k": 1} | params)))
 
     def abort(self, request_id: int) -> None:
         self.socket.send(CODEC.abort(request_id))

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from tests.vector_files import file_names, read_bytes, read_frame
 from trio_infer import Completion, RequestFailed, TokenDelta
 from trio_infer.protocol.assembly import Assembler
+from trio_infer.protocol.client_codec import ClientCodec
 from trio_infer.protocol.conversion import Known
-from trio_infer.protocol.dialects import DIALECTS, Kind
+from trio_infer.protocol.dialect import Kind
+from trio_infer.protocol.dialects import DIALECTS
 from trio_infer.protocol.packing import MalformedMessage
-from trio_infer.protocol.wire import ClientCodec
 
 KNOWN = Known(request_id=7, latency=0.5, time_to_first_token=0.25, asked={}, aborted=False)
 
@@ -356,6 +357,20 @@ def test_a_genuine_failure_is_one_even_where_replies_are_left_as_they_are(name: 
     with pytest.raises(RequestFailed) as caught:
         raw(Assembler(deserialize=False), body)
     assert caught.value.completion.status == "FAILED"
+
+
+def test_a_failure_in_which_a_newer_release_changed_a_field_still_says_why() -> None:
+    event = {"timestamp": 1.0, "type": "ERROR_TRANSIENT", "payload": {"type": "Full"}}
+    fields = {"status": "FAILED", "tpot": {"new": "shape"}, "events": [event]}
+    with pytest.raises(RequestFailed, match="request 7 failed: Full") as caught:
+        raw(Assembler(deserialize=False), fields)
+    completion = caught.value.completion
+    assert (completion.status, completion.finish_reason) == ("FAILED", "error")
+    assert (completion.request_id, completion.latency) == (7, 0.5)
+    assert completion.extra == fields
+    assert caught.value.retryable is True
+    with pytest.raises(MalformedMessage):
+        raw(Assembler(deserialize=False), fields | {"events": "none"})
 
 
 def test_a_field_that_only_a_newer_release_can_read_does_not_spoil_a_reply_left_as_it_is() -> None:

@@ -9,10 +9,11 @@ import pytest
 
 from tests.vector_files import file_names, read_bytes, read_json
 from trio_infer import Completion, EpochSpan, RequestEvent
+from trio_infer.protocol.client_codec import ClientCodec
 from trio_infer.protocol.conversion import FinishedRequest, Known, request_failed, to_completion
-from trio_infer.protocol.dialects import DIALECTS, Kind
+from trio_infer.protocol.dialect import Kind
+from trio_infer.protocol.dialects import DIALECTS
 from trio_infer.protocol.packing import MalformedMessage, unpack_map
-from trio_infer.protocol.wire import ClientCodec
 
 
 def known(
@@ -174,14 +175,16 @@ TOTAL = "num_tokens_total"
         ({GENERATED: 4}, None, "stop"),
         ({GENERATED: 3}, None, "length"),
         ({GENERATED: 2}, None, "length"),
-        ({GENERATED: 4}, {GENERATED: 3}, "stop"),  # what was asked for counts
+        ({GENERATED: 4}, {GENERATED: 3}, "length"),  # the engine had room for no more
+        ({GENERATED: 3}, {GENERATED: 4}, "length"),
+        ({GENERATED: 4}, {GENERATED: 5}, "stop"),
         ({GENERATED: None}, {GENERATED: 3}, "length"),
         ({GENERATED: None}, {GENERATED: 4}, "stop"),
         ({GENERATED: None, TOTAL: None}, {GENERATED: 3}, "length"),
         ({TOTAL: 13}, None, "length"),
         ({TOTAL: 14}, None, "stop"),
-        ({TOTAL: 14}, {GENERATED: 3}, "stop"),
-        ({TOTAL: 14}, {TOTAL: 13}, "stop"),
+        ({TOTAL: 14}, {GENERATED: 3}, "length"),
+        ({TOTAL: 14}, {TOTAL: 13}, "length"),
         ({}, {TOTAL: 13}, "length"),
         ({}, {TOTAL: 14}, "stop"),
         ({GENERATED: True}, {GENERATED: "3"}, "stop"),  # nonsense is no budget
@@ -386,6 +389,21 @@ def test_the_message_of_a_failure_says_what_the_engine_said(payload: object, rea
     assert str(error) == f"request 7 failed: {reason}"
 
 
+# Before 0.19
+
+
+def test_where_the_engine_does_not_say_how_long_the_prompt_was_its_ids_do() -> None:
+    fields = {
+        "prompt_tokens": ["tensor", list(range(10))],
+        "generated_tokens": [1, 2, 3],
+        "policy_epoch": [[0, 1], [11, 2]],
+    }
+    completion = convert(fields, asked={TOTAL: 13})
+    assert completion.prompt_length == 10
+    assert completion.finish_reason == "length"
+    assert [completion.policy_epoch_of(n) for n in range(3)] == [1, 2, 2]
+
+
 # Epochs
 
 
@@ -403,8 +421,15 @@ def test_the_epoch_of_each_generated_token() -> None:
     assert [completion.policy_epoch_of(n) for n in range(-4, 0)] == [1, 2, 2, 5]
     assert [completion.kv_cache_epoch_of(n) for n in range(4)] == [1, 1, 1, 1]
     for n in (4, -5):
-        with pytest.raises(IndexError):
+        with pytest.raises(IndexError, match=f"there are 4 generated tokens, and none at {n}"):
             completion.policy_epoch_of(n)
+    with pytest.raises(TypeError):
+        completion.policy_epoch_of("0")  # type: ignore[arg-type]
+
+
+def test_the_last_boundary_that_was_passed_counts_whatever_their_order() -> None:
+    fields = {"prompt_length": 0, "generated_tokens": [1, 2], "policy_epoch": [[1, 7], [0, 9]]}
+    assert convert(fields).policy_epoch_of(1) == 9
 
 
 def test_a_genuine_reply_knows_the_epoch_of_its_tokens() -> None:
@@ -458,6 +483,12 @@ def test_numbers_as_arrays() -> None:
         ({}, "generated_text", "no array is called 'generated_text': there are generated_tokens"),
         ({}, "routing_indices", "this completion has no routing_indices"),
         ({"routing_indices": [[1], [2, 3]]}, "routing_indices", "is no array"),
+        ({"routing_indices": ["tensor", ["x"]]}, "routing_indices", "is no array"),
+        (
+            {"routing_indices": ["ndarray", {"data": [1.7], "dtype": "int8"}]},
+            "routing_indices",
+            "is no array of int8",
+        ),
         (
             {"routing_indices": ["ndarray", {"data": [300], "dtype": "int8"}]},
             "routing_indices",

@@ -8,15 +8,8 @@ import pytest
 from tests.vector_files import read_json, read_vectors
 from trio_infer import UnsupportedByDialect
 from trio_infer.models.sampling_params import FIELD_NAMES
-from trio_infer.protocol.dialects import (
-    DIALECTS,
-    ENVIRONMENT,
-    FRAMED,
-    Dialect,
-    Kind,
-    Layout,
-    resolve_dialect,
-)
+from trio_infer.protocol.dialect import Dialect, Kind, Layout
+from trio_infer.protocol.dialects import DIALECTS, ENVIRONMENT, FRAMED, resolve_dialect
 
 RECORDED = {"framed": "0.20", "0.20": "0.20", "0.19": "0.19", "0.18": "0.18"}
 """Whose recordings hold for a dialect: the framed one kept the numbers and parameters of 0.20."""
@@ -93,6 +86,22 @@ def test_a_dialect_says_what_it_lacks() -> None:
         FRAMED.refuse("audio", "sing")
 
 
+def test_a_dialect_whose_messages_have_no_layout_is_refused() -> None:
+    with pytest.raises(ValueError, match="'odd' has messages without a layout"):
+        Dialect(name="odd", headers={Kind.CONNECT: 1}, layouts={}, sampling_fields=())
+
+
+def test_a_dialect_keeps_its_own_copy_of_what_it_was_made_of() -> None:
+    headers = {Kind.CONNECT: 1}
+    layouts = {Kind.CONNECT: Layout()}
+    dialect = Dialect(name="own", headers=headers, layouts=layouts, sampling_fields=())
+    headers.clear()
+    layouts.clear()
+    assert dialect.number(Kind.CONNECT) == 1
+    assert dialect.layouts == {Kind.CONNECT: Layout()}
+    assert not dialect.can_hash_blocks
+
+
 def test_a_dialect_of_ones_own() -> None:
     mute = Dialect(
         name="mute",
@@ -130,8 +139,11 @@ def test_a_dialect_is_known_by_its_name_or_by_itself(dialect: Dialect) -> None:
 
 @pytest.mark.parametrize("name", ["Framed", "", "0.21", 20, 0.18, b"framed", ["framed"]])
 def test_an_unknown_dialect_is_refused_with_the_known_ones(name: object) -> None:
-    with pytest.raises(ValueError, match=r"dialect must be one of 'framed', '0.20', '0.19'"):
+    with pytest.raises(
+        ValueError, match=r"dialect must be one of 'framed', '0.20', '0.19'"
+    ) as caught:
         resolve_dialect(name)
+    assert "megatron-core 0.17 speaks '0.18', and its main branch 'framed'" in str(caught.value)
 
 
 def test_the_environment_says_the_dialect_where_nobody_else_does(

@@ -23,6 +23,13 @@ HASHES = read_json("block_hashes")
 TOKEN = st.integers(-(2**63), 2**63 - 1)
 
 
+def test_the_one_call_that_megatron_core_dies_of_is_refused_here() -> None:
+    (vector,) = (v for v in HASHES["vectors"] if "hashes" not in v)
+    assert (vector["block_size"], vector["raises"]) == (0, "ZeroDivisionError")
+    with pytest.raises(ValueError, match="block_size_tokens must be at least 1"):
+        PrefixHashing(vector["block_size"], "longest_prefix")
+
+
 @pytest.mark.parametrize("vector", [v for v in HASHES["vectors"] if "hashes" in v])
 def test_hashes_are_those_of_megatron_core(vector: dict[str, Any]) -> None:
     assert hash_blocks(vector["tokens"], vector["block_size"]) == vector["hashes"]

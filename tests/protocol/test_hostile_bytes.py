@@ -13,14 +13,12 @@ from hypothesis import strategies as st
 from tests.vector_files import file_names, read_frame
 from trio_infer import RequestFailed
 from trio_infer.protocol.assembly import Assembler
+from trio_infer.protocol.client_codec import MAX_METADATA_BYTES, ClientCodec
 from trio_infer.protocol.conversion import Known
-from trio_infer.protocol.dialects import DIALECTS, Dialect, Kind
+from trio_infer.protocol.coordinator_codec import CoordinatorCodec
+from trio_infer.protocol.dialect import Dialect, Kind
+from trio_infer.protocol.dialects import DIALECTS
 from trio_infer.protocol.packing import MalformedMessage, unpack, unpack_map
-from trio_infer.protocol.wire import (
-    MAX_METADATA_BYTES,
-    ClientCodec,
-    CoordinatorCodec,
-)
 
 DIALECT = st.sampled_from(list(DIALECTS.values()))
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 import pytest
@@ -10,8 +10,11 @@ import pytest
 from tests.vector_files import read_vectors
 from trio_infer import SamplingParams, UnsupportedByDialect
 from trio_infer.models.sampling_params import to_sampling_params
-from trio_infer.protocol.dialects import DIALECTS, Dialect
+from trio_infer.protocol.dialects import DIALECTS
 from trio_infer.protocol.sampling import sampling_fields
+
+if TYPE_CHECKING:
+    from trio_infer.protocol.dialect import Dialect
 
 OLDER = ("0.19", "0.18")
 VECTORS = [(name, vector) for name in OLDER for vector in read_vectors(f"{name}-sampling_params")]

@@ -5,9 +5,11 @@ from typing import Any
 import msgpack
 import pytest
 
-from trio_infer.protocol.dialects import DIALECTS, FRAMED, Kind
+from trio_infer.protocol.client_codec import MAX_METADATA_BYTES, ClientCodec
+from trio_infer.protocol.coordinator_codec import CoordinatorCodec
+from trio_infer.protocol.dialect import Kind
+from trio_infer.protocol.dialects import DIALECTS, FRAMED
 from trio_infer.protocol.packing import MAX_NESTING, MalformedMessage, unpack_map
-from trio_infer.protocol.wire import MAX_METADATA_BYTES, ClientCodec, CoordinatorCodec
 
 CLIENT = ClientCodec(FRAMED)
 COORDINATOR = CoordinatorCodec(FRAMED)
@@ -66,8 +68,7 @@ def test_a_reply_of_one_frame_that_makes_no_sense_is_laid_at_the_right_door(
         (b"\x93\x15", "no MessagePack"),
         (b"\x93\x15\xcd\x01", "no MessagePack"),
         (b"\x93\x15\xa1\xff\xc0", "no MessagePack"),
-        (b"\x91\x01\xc0", "bytes behind the end"),
-        (b"\x92\x15\x05\xc0", "bytes behind the end"),
+        (b"\x91\x01\xc0", "a CONNECT_ACK that carries something"),
         (b"\x93\xc7\x0c\xff" + b"\xff" * 12, "no MessagePack"),
     ],
     ids=repr,
@@ -76,6 +77,12 @@ def test_bytes_that_are_no_reply_of_one_frame(frame: bytes, complaint: str) -> N
     with pytest.raises(MalformedMessage, match=complaint) as caught:
         ClientCodec(DIALECTS["0.20"]).decode([frame])
     assert caught.value.request_id is None
+
+
+def test_a_reply_cut_short_and_followed_by_rubbish_fails_its_request() -> None:
+    with pytest.raises(MalformedMessage, match="ENGINE_REPLY with 1 fields") as caught:
+        ClientCodec(DIALECTS["0.20"]).decode([b"\x92\x15\x05\xc0"])
+    assert caught.value.request_id == 5
 
 
 def test_the_head_of_a_huge_reply_is_read_without_what_follows() -> None:

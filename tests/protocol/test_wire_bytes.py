@@ -11,16 +11,13 @@ from hypothesis import strategies as st
 from tests.vector_files import read_vectors
 from trio_infer import SamplingParams, UnsupportedByDialect
 from trio_infer.models.scalars import INT64_MAX, INT64_MIN
-from trio_infer.protocol.dialects import DIALECTS, FRAMED, Dialect, Kind
+from trio_infer.protocol.client_codec import ClientCodec, ServerMessage
+from trio_infer.protocol.coordinator_codec import ClientMessage, CoordinatorCodec
+from trio_infer.protocol.dialect import Dialect, Kind
+from trio_infer.protocol.dialects import DIALECTS, FRAMED
 from trio_infer.protocol.hashing import PrefixHashing
 from trio_infer.protocol.packing import Frames, MalformedMessage, unpack_map
 from trio_infer.protocol.sampling import sampling_fields
-from trio_infer.protocol.wire import (
-    ClientCodec,
-    ClientMessage,
-    CoordinatorCodec,
-    ServerMessage,
-)
 
 CLIENT = ClientCodec(FRAMED)
 COORDINATOR = CoordinatorCodec(FRAMED)
@@ -107,7 +104,7 @@ def submitted(codec: ClientCodec, message: ClientMessage) -> Frames:
     assert message.prompt is not None
     assert message.sampling_params is not None
     assert message.request_id is not None
-    prepared = codec.prepare(
+    prepared = codec.pack(
         message.prompt,
         message.sampling_params,
         block_hashes=message.block_hashes,
@@ -308,7 +305,7 @@ def test_frames_may_be_views_of_a_sockets_memory(dialect: Dialect) -> None:
 @pytest.mark.parametrize("dialect", DIALECTS.values(), ids=repr)
 def test_one_packed_request_can_be_sent_under_any_id(dialect: Dialect) -> None:
     codec, coordinator = ClientCodec(dialect), CoordinatorCodec(dialect)
-    submission = codec.prepare([1], {})
+    submission = codec.pack([1], {})
     for request_id in (0, 127, 128, 255, 256, 65_536, 2**32, 2**63):
         message = coordinator.decode(codec.submit(request_id, submission))
         assert (message.request_id, message.prompt) == (request_id, [1])

@@ -17,8 +17,9 @@ import zmq
 from tests.peers import finished
 from tests.waiting import until
 from trio_infer import ConnectError, InferenceClient, open_client
-from trio_infer.protocol.dialects import FRAMED, Kind
-from trio_infer.protocol.wire import CoordinatorCodec
+from trio_infer.protocol.coordinator_codec import CoordinatorCodec
+from trio_infer.protocol.dialect import Kind
+from trio_infer.protocol.dialects import FRAMED
 from trio_infer.sockets import (
     DEALER,
     ROUTER,

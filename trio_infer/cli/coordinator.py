@@ -9,6 +9,7 @@ import trio
 
 from ..embedded import EmbeddedCoordinator, open_coordinator
 from ..embedded.engine import DEFAULT_MAX_REQUESTS
+from ..protocol.dialects import FRAMED
 from .activity import make_view
 from .exits import EXIT_CODES
 from .interruption import Interruption
@@ -81,12 +82,13 @@ async def _run(options: dict[str, Any]) -> None:
         with interruption.cancels():
             async with open_coordinator(**options) as serving:
                 click.echo(serving.address)
-                _hint(serving.address)
+                _hint(serving.address, options["dialect"])
                 await _show(serving)
 
 
-def _hint(address: str) -> None:
-    asking = f"trio-infer generate --stream --tokenizer bytes --address {address} PROMPT"
+def _hint(address: str, dialect: str) -> None:
+    told = "" if dialect == FRAMED.name else f"--dialect {dialect} "
+    asking = f"trio-infer generate --stream --tokenizer bytes {told}--address {address} PROMPT"
     click.echo(f"trio-infer: serving until Ctrl-C; to ask it: {asking}", err=True)
 
 

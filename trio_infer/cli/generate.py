@@ -189,7 +189,8 @@ async def _ask(
         address, dialect=job.dialect, connect_timeout=job.connect_timeout
     ) as client:
         stream = client.stream(prompt, job.sampling_params)
-        await _show(stream, display, interruption)
+        can_abort = client.dialect.can_abort
+        await _show(stream, display, interruption, can_abort=can_abort)
         if interruption.signal is not None:
             _tell(stream, output)
     undelivered = client.statistics().undelivered
@@ -214,24 +215,26 @@ def _decoder(job: _Job) -> ByteDecoder | None:
     return None if name is None else TOKENIZERS[name]()
 
 
-async def _show(stream: CompletionStream, display: Display, interruption: Interruption) -> None:
+async def _show(
+    stream: CompletionStream, display: Display, interruption: Interruption, *, can_abort: bool
+) -> None:
     """Runs the request and shows it, whatever it ends with."""
     completion = None
     try:
         async with stream:
-            completion = await _follow(stream, display, interruption)
+            completion = await _follow(stream, display, interruption, can_abort=can_abort)
     finally:
         display.finish(stream.tokens, completion)
 
 
 async def _follow(
-    stream: CompletionStream, display: Display, interruption: Interruption
+    stream: CompletionStream, display: Display, interruption: Interruption, *, can_abort: bool
 ) -> Completion | None:
     """Receives the request until its end or the first signal; None if its text did not come."""
     with interruption.cancels() as receiving:
         async for delta in stream:
             display.show(delta.tokens)
-    if receiving.cancelled_caught:
+    if receiving.cancelled_caught and can_abort:
         with trio.move_on_after(GRACE_SECONDS):
             await stream.finish_early()
     return stream.completion

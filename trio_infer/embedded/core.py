@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from ..protocol.dialects import Kind
+from ..protocol.coordinator_codec import ClientMessage, CoordinatorCodec
+from ..protocol.dialect import Kind
 from ..protocol.hashing import PrefixHashing
 from ..protocol.packing import Frames, MalformedMessage
-from ..protocol.wire import ClientMessage, CoordinatorCodec
 from .engine import Engine, EnginePartial, EngineReply
-from .finished_request import Status
+from .finished_request import LACKING, Status
 from .routing import Router
 from .statistics import CoordinatorStatistics, RunningRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..protocol.dialects import Dialect
+    from ..protocol.dialect import Dialect
     from ..protocol.packing import Frame
 
 __all__ = ["CoordinatorCore"]
@@ -64,6 +64,7 @@ class CoordinatorCore:
         self.stopped = False
         self.paused = False
         self._codec = CoordinatorCodec(dialect)
+        self._lacking = LACKING.get(dialect.name, frozenset())
         self._engines = tuple(engines)
         self._router = Router(
             self._engines, prefix_hashing or PrefixHashing(), self._engines[0].model.tokenize
@@ -226,8 +227,7 @@ class CoordinatorCore:
             del self._numbers[route.identity, route.client_id]
         completed = reply.body["status"] == Status.COMPLETED.name
         self._counts["completed" if completed else "failed"] += 1
-        lacks = self._codec.dialect.reply_lacks
-        body = {name: value for name, value in reply.body.items() if name not in lacks}
+        body = {name: value for name, value in reply.body.items() if name not in self._lacking}
         self._send(route, self._codec.reply(route.client_id, body))
 
     def _send(self, route: _Route, frames: Frames) -> None:
@@ -238,4 +238,10 @@ class CoordinatorCore:
 
     def _drop(self, identity: bytes, reason: str) -> None:
         self._counts["malformed"] += 1
-        _logger.warning("message of %r dropped: %s", identity, reason)
+        dialect = self._codec.dialect.name
+        _logger.warning(
+            "message of %r dropped: %s (does it speak another dialect than %r?)",
+            identity,
+            reason,
+            dialect,
+        )

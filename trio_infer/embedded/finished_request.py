@@ -5,11 +5,20 @@ from __future__ import annotations
 import enum
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
-__all__ = ["EngineEvent", "EventType", "FinishedRequest", "Status", "too_long"]
+__all__ = ["LACKING", "EngineEvent", "EventType", "FinishedRequest", "Status", "too_long"]
+
+
+LACKING: Final[Mapping[str, frozenset[str]]] = {
+    "0.19": frozenset({"uid", "disaggregated_params"}),
+    "0.18": frozenset(
+        {"uid", "disaggregated_params", "num_cached_tokens", "prompt_length", "cg_wait_iters"}
+    ),
+}
+"""The fields that replies had not yet, by dialect."""
 
 
 class Status(enum.Enum):

@@ -63,11 +63,10 @@ class Router:
         return sent[:1] if only_first else sent
 
     def _best(self, hashes: Sequence[int]) -> int:
-        """Of equal engines the one that got a matching prompt last, else the first."""
-        indices = range(len(self.engines))
-        if not hashes:
-            return min(indices, key=lambda index: self.engines[index].load)
+        """Of equally good engines the one that got a matching prompt last, else the first."""
         match, known_by = self._deepest(hashes)
+        if not known_by:
+            return self._least_loaded()
 
         def rank(index: int) -> tuple[float, int]:
             engine = self.engines[index]
@@ -75,7 +74,10 @@ class Router:
             last = known_by.get(index, 0)
             return ALPHA * (match if last else 0.0) + (1 - ALPHA) * free_share, last
 
-        return max(indices, key=rank)
+        return max(range(len(self.engines)), key=rank)
+
+    def _least_loaded(self) -> int:
+        return min(range(len(self.engines)), key=lambda index: self.engines[index].load)
 
     def _deepest(self, hashes: Sequence[int]) -> tuple[float, dict[int, int]]:
         """How deep the deepest known block lies, as a share of all; and who got it, and when."""

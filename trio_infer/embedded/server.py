@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
     from enum import Enum
 
-    from ..protocol.dialects import Dialect
+    from ..protocol.dialect import Dialect
     from .language_model import LanguageModel
     from .statistics import CoordinatorStatistics, RunningRequest
 
@@ -67,9 +67,16 @@ async def open_coordinator(
         TypeError, ValueError: for a wrong argument.
         ConnectError: if the address cannot be bound.
     """
-    if to_int(engines, "engines") < 1:
-        msg = f"engines must be at least 1, not {engines}"
-        raise ValueError(msg)
+    for name, count in (
+        ("engines", engines),
+        ("max_requests", max_requests),
+        ("max_sequence_length", max_sequence_length),
+    ):
+        if to_int(count, name) < 1:
+            msg = f"{name} must be at least 1, not {count}"
+            raise ValueError(msg)
+    if seed is not None:
+        to_int(seed, "seed")
     if to_float(step_time, "step_time") < 0:
         msg = f"step_time must be a number of seconds, not {step_time}"
         raise ValueError(msg)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -10,7 +11,7 @@ import attrs
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Completion", "EpochSpan", "RequestEvent", "TokenDelta"]
+__all__ = ["ARRAYS", "Completion", "EpochSpan", "RequestEvent", "TokenDelta"]
 
 
 @attrs.frozen
@@ -122,7 +123,7 @@ class Completion:
     routing_indices: list[Any] | None = None
     payload_offloaded: bool | None = None
     extra: Mapping[str, Any] = attrs.field(factory=dict)
-    _dtypes: Mapping[str, str] = attrs.field(factory=dict, repr=False)
+    _dtypes: Mapping[str, str] = attrs.field(factory=dict, repr=False, eq=False)
 
     def policy_epoch_of(self, index: int) -> int | None:
         """The epoch under which a generated token was sampled.
@@ -143,7 +144,11 @@ class Completion:
         return self._epoch_of(index, self.kv_cache_epoch)
 
     def _epoch_of(self, index: int, spans: tuple[EpochSpan, ...] | None) -> int | None:
-        place = range(len(self.generated_tokens))[index]
+        count = len(self.generated_tokens)
+        if not -count <= operator.index(index) < count:
+            msg = f"there are {count} generated tokens, and none at {index}"
+            raise IndexError(msg)
+        place = range(count)[index]
         if spans is None or self.prompt_length is None:
             return None
         started = [span for span in spans if span.start <= self.prompt_length + place]
@@ -162,30 +167,35 @@ class Completion:
                 sent is no array.
             ImportError: NumPy is not installed.
         """
+        if name not in ARRAYS:
+            msg = f"no array is called {name!r}: there are {', '.join(ARRAYS)}"
+            raise ValueError(msg)
         import numpy as np  # noqa: PLC0415 - an option of the caller's
 
-        if name not in _ARRAYS:
-            msg = f"no array is called {name!r}: there are {', '.join(_ARRAYS)}"
-            raise ValueError(msg)
         values = getattr(self, name)
         if values is None:
             msg = f"this completion has no {name}: it was not asked for, or the engine has none"
             raise ValueError(msg)
-        dtype = self._dtypes.get(name, _ARRAYS[name])
+        dtype = np.dtype(self._dtypes.get(name) or ARRAYS[name])
         try:
-            array = np.asarray(values, dtype=dtype)
-        except (TypeError, ValueError, OverflowError) as error:
-            msg = f"{name} is no array of {dtype}: {error}"
+            array = np.asarray(values)
+            fits = array.size == 0 or np.can_cast(array.dtype, dtype, "same_kind")
+            cast = array.astype(dtype) if fits else array
+        except ValueError as error:
+            msg = f"{name} is no array: {error}"
             raise ValueError(msg) from None
-        return array
+        if not fits or (dtype.kind in "iu" and not np.array_equal(cast, array)):
+            msg = f"{name} is no array of {dtype}: it holds other numbers"
+            raise ValueError(msg)
+        return cast
 
 
-_ARRAYS: Final[Mapping[str, str | None]] = {
+ARRAYS: Final[Mapping[str, str]] = {
     "generated_tokens": "int64",
     "prompt_tokens": "int64",
     "generated_log_probs": "float64",
     "prompt_log_probs": "float64",
     "tpot": "float64",
-    "routing_indices": None,
+    "routing_indices": "int64",
 }
 """The fields that hold arrays, and of what where the engine does not say it."""

@@ -183,11 +183,11 @@ _REFUSALS: Final[tuple[tuple[Callable[[SamplingParams], bool], str], ...]] = (
     ),
     (
         lambda p: p._return_prompt_top_n_logprobs and p.skip_prompt_log_probs,  # noqa: SLF001
-        "return_prompt_top_n_logprobs and skip_prompt_log_probs exclude each other",
+        "return_prompt_top_n_logprobs and skip_prompt_log_probs exclude each other: give one",
     ),
     (
         lambda p: not p.extra.keys().isdisjoint(FIELD_NAMES),
-        "extra must not name a parameter that SamplingParams has as an argument",
+        "extra must not name a parameter that SamplingParams has as an argument: give it as that",
     ),
 )
 
@@ -217,6 +217,7 @@ def to_sampling_params(value: SamplingParams | SupportsSerialize | None) -> Samp
 
 def _serialized(value: object) -> object:
     if isinstance(value, type) or not isinstance(value, SupportsSerialize):
-        msg = f"sampling_params must be SamplingParams or have serialize(), unlike {value!r:.80}"
+        kind = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+        msg = f"sampling_params must be a SamplingParams, or have serialize(), not {kind}"
         raise TypeError(msg)
     return value.serialize()

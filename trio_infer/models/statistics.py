@@ -20,13 +20,13 @@ class ClientStatistics:
         submitted: requests handed over so far.
         completed: those that finished.
         failed: those that the engine failed, or whose reply made no sense.
-        aborted: those that this client ended.
+        aborted: those that this client ended, or left where the dialect has no abort.
         lost: those that went down with a connection.
         discarded: messages that nobody waited for: late partial results of aborted requests, second
             final replies, replies to ids never sent.
         malformed: messages that made no sense.
         connections: how many times the handshake succeeded.
-        undelivered: aborts for which no final reply had come when their connection ended.
+        undelivered: aborted requests whose final reply had not come when their connection ended.
     """
 
     in_flight: int = 0

@@ -11,7 +11,14 @@ from typing import Any
 import attrs
 
 from ..models import Completion, TokenDelta
-from .conversion import Generated, Known, generated_of, request_failed, to_completion
+from .conversion import (
+    Generated,
+    Known,
+    generated_of,
+    request_failed,
+    to_completion,
+    to_failed_completion,
+)
 from .packing import Frame, MalformedMessage, unpack_map
 from .structuring import structure
 
@@ -80,7 +87,7 @@ class Assembler:
             return completion
         generated = generated_of(fields)
         if generated.failed:
-            raise request_failed(to_completion(fields, known))
+            raise request_failed(to_failed_completion(fields, known))
         self._add_rest(generated)
         return fields | {"latency": known.latency}
 
@@ -88,9 +95,8 @@ class Assembler:
         """Takes in what the whole request has beyond what came before."""
         seen = len(self.tokens)
         tokens = whole.generated_tokens or []
-        # Of a stop word that it took off again, the engine leaves some log probs behind.
-        log_probs = (whole.generated_log_probs or [])[: len(tokens)]
-        top_n = (whole.generated_top_n_logprobs or [])[: len(tokens)]
+        log_probs = whole.generated_log_probs or []
+        top_n = whole.generated_top_n_logprobs or []
         if tokens[:seen] != self.tokens:
             msg = "a final reply whose tokens contradict the partial results before it"
             raise MalformedMessage(msg)

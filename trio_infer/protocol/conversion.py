@@ -13,6 +13,8 @@ import attrs
 
 from ..errors import RequestFailed
 from ..models import Completion, EpochSpan, RequestEvent
+from ..models.completion import ARRAYS
+from .packing import MalformedMessage
 from .structuring import structure, wrong_type
 
 __all__ = [
@@ -22,17 +24,10 @@ __all__ = [
     "generated_of",
     "request_failed",
     "to_completion",
+    "to_failed_completion",
 ]
 
 _FAILED: Final = "FAILED"
-
-_ARRAY_FIELDS: Final = (
-    "prompt_tokens",
-    "generated_tokens",
-    "prompt_log_probs",
-    "generated_log_probs",
-    "routing_indices",
-)
 
 
 @attrs.frozen(kw_only=True)
@@ -95,7 +90,6 @@ class FinishedRequest(Generated):
 
 _KNOWN: Final = frozenset(field.name for field in attrs.fields(FinishedRequest))
 _NOT_EXTRA: Final = _KNOWN | {"remaining_prompt_tokens"}  # which repeats the whole prompt
-# Cut to the tokens: of a stop word taken off again the engine leaves some of these behind.
 _PER_TOKEN: Final = ("generated_log_probs", "generated_top_n_logprobs")
 _PASSED_ON: Final = _KNOWN - {"request_id", "generated_tokens", "generated_length", "events"}
 
@@ -121,15 +115,21 @@ def _unwrapped(value: Any) -> tuple[Any, str | None]:
     return value, None
 
 
-def _unwrap_all(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The fields with their arrays unwrapped, and the dtypes of those that tell it."""
+def _plain(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The fields with their arrays unwrapped and cut to length, and the dtypes that were told."""
     plain = dict(fields)
     dtypes: dict[str, str] = {}
-    for name in _ARRAY_FIELDS:
+    for name in ARRAYS:
         if name in plain:
             plain[name], dtype = _unwrapped(plain[name])
             if dtype is not None:
                 dtypes[name] = dtype
+    tokens = plain.get("generated_tokens") or []
+    for name in _PER_TOKEN:
+        values = plain.get(name)
+        if type(values) is list and type(tokens) is list:
+            # Of a stop word that it took off again, the engine leaves some behind.
+            plain[name] = values[: len(tokens)]
     return plain, dtypes
 
 
@@ -142,7 +142,7 @@ def generated_of(fields: Mapping[str, Any]) -> Generated:
     Raises:
         MalformedMessage: if it makes no sense.
     """
-    plain, _ = _unwrap_all(fields)
+    plain, _ = _plain(fields)
     generated: Generated = structure(plain, Generated)
     return generated
 
@@ -157,14 +157,13 @@ def to_completion(fields: Mapping[str, Any], known: Known) -> Completion:
     Raises:
         MalformedMessage: if the body makes no sense.
     """
-    plain, dtypes = _unwrap_all(fields)
+    plain, dtypes = _plain(fields)
     finished: FinishedRequest = structure(plain, FinishedRequest)
+    if finished.prompt_length is None and finished.prompt_tokens is not None:  # before 0.19
+        finished = attrs.evolve(finished, prompt_length=len(finished.prompt_tokens))
     tokens = finished.generated_tokens or []
     length = len(tokens) if finished.generated_length is None else finished.generated_length
-    passed_on: dict[str, Any] = {name: getattr(finished, name) for name in _PASSED_ON}
-    for name in _PER_TOKEN:
-        if passed_on[name] is not None:
-            passed_on[name] = passed_on[name][: len(tokens)]
+    passed_on = {name: getattr(finished, name) for name in _PASSED_ON}
     return Completion(
         request_id=known.request_id,
         engine_request_id=finished.request_id,
@@ -180,6 +179,38 @@ def to_completion(fields: Mapping[str, Any], known: Known) -> Completion:
     )
 
 
+@attrs.frozen(kw_only=True)
+class _Failed(Generated):
+    """What a failure has to say, whatever else a newer release may have changed."""
+
+    events: tuple[RequestEvent, ...] | None = None
+
+
+def to_failed_completion(fields: Mapping[str, Any], known: Known) -> Completion:
+    """A failed request, of which nothing is understood but why it failed.
+
+    For callers who take replies as they are, in whatever release. Arguments and errors are those of
+    `to_completion`.
+    """
+    try:
+        return to_completion(fields, known)
+    except MalformedMessage:
+        plain, _ = _plain(fields)
+        failed: _Failed = structure(plain, _Failed)
+    tokens = failed.generated_tokens or []
+    return Completion(
+        request_id=known.request_id,
+        status=failed.status,
+        generated_tokens=tokens,
+        generated_length=len(tokens),
+        finish_reason="error",
+        latency=known.latency,
+        time_to_first_token=known.time_to_first_token,
+        events=failed.events or (),
+        extra=dict(fields),
+    )
+
+
 def _finish_reason(
     finished: FinishedRequest, length: int, known: Known
 ) -> Literal["stop", "length", "abort", "error"]:
@@ -187,10 +218,13 @@ def _finish_reason(
         return "error"
     if known.aborted:
         return "abort"
-    budget = _budget(known.asked, finished.prompt_length)
-    if budget is None:
-        budget = _budget(finished.sampling_params or {}, finished.prompt_length)
-    return "length" if budget is not None and length >= budget else "stop"
+    # The engine cuts a budget that is too large for it, and echoes what it made of it.
+    budgets = (
+        _budget(params, finished.prompt_length)
+        for params in (known.asked, finished.sampling_params or {})
+    )
+    reached = any(budget is not None and length >= budget for budget in budgets)
+    return "length" if reached else "stop"
 
 
 def _budget(sampling_params: Mapping[str, Any], prompt_length: int | None) -> int | None:

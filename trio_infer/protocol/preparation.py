@@ -8,10 +8,10 @@ import attrs
 
 from ..models.frozen import freeze, thaw
 from ..models.sampling_params import to_sampling_params
+from .client_codec import ClientCodec, Submission
 from .hashing import PrefixHashing
 from .prompt import coerce_prompt
 from .sampling import sampling_fields
-from .wire import ClientCodec, Submission
 
 if TYPE_CHECKING:
     from ..models import SamplingParams, SupportsSerialize
@@ -70,13 +70,13 @@ class Preparation:
         dialect = self.codec.dialect
         params = to_sampling_params(sampling_params)
         if params.do_kv_handoff:
-            msg = "do_kv_handoff is not for an ordinary request: leave it out"
+            msg = "do_kv_handoff cannot be asked of an ordinary request: leave it out"
             raise ValueError(msg)
         if offload_params is not None and not dialect.can_offload:
             dialect.refuse("offload parameters", "leave out offload_params")
         asked = sampling_fields(params, dialect, streaming=streaming)
         coerced = coerce_prompt(prompt)
-        submission = self.codec.prepare(
+        submission = self.codec.pack(
             coerced,
             asked,
             block_hashes=self.prefix_hashing.of(coerced),

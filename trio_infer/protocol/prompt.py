@@ -34,7 +34,7 @@ def coerce_prompt(prompt: Prompt) -> str | list[int]:
     """
     coerced = to_text(prompt, "prompt") if isinstance(prompt, str) else _token_ids(prompt)
     if not coerced:
-        msg = "prompt is empty: the engine wants at least one token"
+        msg = "prompt is empty: give the engine at least one token to start from"
         raise ValueError(msg)
     return coerced
 
@@ -52,7 +52,7 @@ def _token_ids(prompt: object) -> list[int]:
     if all(type(item) is int for item in ids):
         if ids and not (min(ids) >= INT64_MIN and max(ids) <= INT64_MAX):
             index = next(i for i, item in enumerate(ids) if not INT64_MIN <= item <= INT64_MAX)
-            msg = f"prompt[{index}] is no token id: it does not fit signed 64 bits"
+            msg = f"prompt[{index}] does not fit signed 64 bits: it is the id of no token"
             raise ValueError(msg)
         return ids
     if isinstance(ids[0], str):

@@ -8,7 +8,7 @@ from ..models import SamplingParams
 from ..models.sampling_params import FIELD_NAMES
 
 if TYPE_CHECKING:
-    from .dialects import Dialect
+    from .dialect import Dialect
 
 __all__ = ["sampling_fields"]
 

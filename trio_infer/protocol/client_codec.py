@@ -1,0 +1,183 @@
+"""The client's side of the wire: requests to frames, and whose a reply is.
+
+Of a reply only the head is opened. The body stays packed, for whoever reads it to decode.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import attrs
+
+from .dialect import Dialect, Kind
+from .packing import Frame, Frames, MalformedMessage, pack, unpack_head
+from .wire import frames_of, is_id, kind_of, no_list, read_fields
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["ClientCodec", "ServerMessage", "Submission"]
+
+MAX_METADATA_BYTES: Final = 256
+"""The metadata frame of a reply is a header number and a request id: a dozen bytes."""
+
+HEAD_BYTES: Final = 32
+"""Where one frame holds everything, the list's length, the number and the id are among these."""
+
+_REPLIES: Final = frozenset({Kind.ENGINE_REPLY_PARTIAL, Kind.ENGINE_REPLY})
+
+
+class ServerMessage(NamedTuple):
+    """What a coordinator sent: a handshake's end, or a reply whose body is still packed."""
+
+    kind: Kind
+    request_id: int = -1
+    body: Frame = b""
+
+
+@attrs.frozen
+class Submission:
+    """A request packed but for its id.
+
+    Attributes:
+        opening: what stands before the id in the first frame.
+        fields: what stands behind it.
+        bodies: the other frames.
+    """
+
+    opening: bytes
+    fields: bytes
+    bodies: tuple[bytes, ...]
+
+
+@functools.cache
+def _opening(number: int, length: int) -> bytes:
+    """The beginning of a packed list of so many items, up to and with the header number."""
+    nothing = pack(None)
+    return pack([number, *[None] * (length - 1)])[: -len(nothing) * (length - 1)]
+
+
+@attrs.frozen
+class ClientCodec:
+    """The client's side of a dialect.
+
+    Each method makes one message's frames, or reads one; none keeps anything. What the dialect has
+    no words for raises `UnsupportedByDialect`.
+    """
+
+    dialect: Dialect
+
+    def connect(self) -> Frames:
+        """The first message of every connection."""
+        return frames_of(self.dialect, Kind.CONNECT, {})
+
+    def pack(
+        self,
+        prompt: str | list[int],
+        sampling_params: dict[str, Any],
+        *,
+        block_hashes: list[int] | None = None,
+        offload_params: Any = None,
+    ) -> Submission:
+        """Packs a request as far as it goes without an id.
+
+        Args:
+            prompt: as `coerce_prompt` returns it.
+            sampling_params: as `sampling_fields` returns them.
+            block_hashes: as `PrefixHashing.of` returns them.
+            offload_params: what MessagePack can carry.
+        """
+        number = self.dialect.number(Kind.SUBMIT_REQUEST)
+        layout = self.dialect.layouts[Kind.SUBMIT_REQUEST]
+        values = {
+            "prompt": prompt,
+            "sampling_params": sampling_params,
+            "block_hashes": block_hashes,
+            "offload_params": offload_params,
+        }
+        fields = b"".join(pack(values.get(name)) for name in layout.fields[1:])  # all but the id
+        bodies = tuple(pack(values.get(name)) for name in layout.bodies)
+        return Submission(_opening(number, 1 + len(layout.fields)), fields, bodies)
+
+    def submit(self, request_id: int, submission: Submission) -> Frames:
+        """A packed request under an id."""
+        first = b"".join((submission.opening, pack(request_id), submission.fields))
+        return [first, *submission.bodies]
+
+    def abort(self, request_id: int) -> Frames:
+        """The end of a request, before its time."""
+        return frames_of(self.dialect, Kind.ABORT_REQUEST, {"request_id": request_id})
+
+    def signal(self, kind: Kind, **values: int) -> Frames:
+        """A word to the engines, or to the coordinator itself.
+
+        Args:
+            kind: which.
+            **values: what belongs to it: the ``epoch`` of ``SET_GENERATION_EPOCH``.
+        """
+        return frames_of(self.dialect, kind, values)
+
+    def decode(self, frames: Sequence[Frame]) -> ServerMessage:
+        """Reads the head of what a coordinator sent.
+
+        Raises:
+            MalformedMessage: with the id of the request if there is one that it can be laid at the
+                door of.
+        """
+        if not frames:
+            msg = "a message without frames"
+            raise MalformedMessage(msg)
+        dialect = self.dialect
+        read_head = _metadata_head if dialect.is_multipart else _inner_head
+        kind, length, first, end = read_head(dialect, frames[0])
+        if kind is Kind.CONNECT_ACK:
+            if length or len(frames) != 1 or end != len(frames[0]):
+                msg = "a CONNECT_ACK that carries something"
+                raise MalformedMessage(msg)
+            return ServerMessage(kind)
+        if kind not in _REPLIES:
+            msg = f"{kind.name} is nothing that a coordinator sends to a client"
+            raise MalformedMessage(msg)
+        request_id = first if is_id(first) else None
+        layout = dialect.layouts[kind]
+        expected = (len(layout.fields), len(layout.bodies) + 1)
+        if request_id is None or (length, len(frames)) != expected:
+            msg = f"{kind.name} with {length} fields and {len(frames)} frames"
+            is_final = kind is Kind.ENGINE_REPLY
+            raise MalformedMessage(msg, request_id=request_id, is_final=is_final)
+        return ServerMessage(kind, request_id, frames[1] if layout.bodies else frames[0][end:])
+
+
+class _Head(NamedTuple):
+    """How the first frame of a message begins.
+
+    Attributes:
+        kind: of the message.
+        length: how many fields stand behind the header number.
+        first: the first of them, which should be an id; None if there is none.
+        end: where what was read of the frame ends.
+    """
+
+    kind: Kind
+    length: int
+    first: Any
+    end: int
+
+
+def _metadata_head(dialect: Dialect, frame: Frame) -> _Head:
+    """The head of a message whose bodies have frames of their own."""
+    if len(frame) > MAX_METADATA_BYTES:
+        msg = f"metadata of {len(frame)} bytes"
+        raise MalformedMessage(msg)
+    kind, fields = read_fields(dialect, frame)
+    return _Head(kind, len(fields), fields[0] if fields else None, len(frame))
+
+
+def _inner_head(dialect: Dialect, frame: Frame) -> _Head:
+    """The head of a message that is one frame, without unpacking what follows it."""
+    length, items, end = unpack_head(frame[:HEAD_BYTES], 2)
+    if not items:
+        raise no_list()
+    number, *rest = items
+    return _Head(kind_of(dialect, number), length - 1, rest[0] if rest else None, end)
