@@ -24,10 +24,11 @@ async def test_what_requests_end_in_follows_from_how_the_client_was_opened() -> 
                 assert_type(await raw_stream.finish_early(), dict[str, Any])
 
 
-def test_whether_to_deserialize_may_be_a_variable() -> None:
-    for deserialize in (True, False):
-        opening = open_client("tcp://h:1", deserialize=deserialize)
-        assert_type(opening, "AbstractAsyncContextManager[InferenceClient[Any], bool | None]")
+async def test_whether_to_deserialize_may_be_a_variable() -> None:
+    async with open_coordinator() as coordinator:
+        for deserialize in (True, False):
+            async with open_client(coordinator.address, deserialize=deserialize) as client:
+                assert_type(client, InferenceClient[Any])
 
 
 def test_a_client_without_parameters_is_one_of_completions() -> None:
