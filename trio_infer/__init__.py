@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .client import InferenceClient as InferenceClient
-from .client import open_client as open_client
+from .engines import EngineControl as EngineControl
 from .errors import ConnectError as ConnectError
 from .errors import ConnectionLost as ConnectionLost
 from .errors import ConnectTimeout as ConnectTimeout
@@ -16,10 +16,14 @@ from .errors import UnsupportedByDialect as UnsupportedByDialect
 from .models import ClientStatistics as ClientStatistics
 from .models import Completion as Completion
 from .models import EpochSpan as EpochSpan
+from .models import KVHandoff as KVHandoff
 from .models import RequestEvent as RequestEvent
 from .models import SamplingParams as SamplingParams
 from .models import SupportsSerialize as SupportsSerialize
 from .models import TokenDelta as TokenDelta
+from .opening import ClientOptions as ClientOptions
+from .opening import connect_client as connect_client
+from .opening import open_client as open_client
 from .protocol.dialect import Dialect as Dialect
 from .protocol.dialects import DIALECTS as DIALECTS
 from .protocol.hashing import PrefixCachingCoordinatorPolicy as PrefixCachingCoordinatorPolicy
@@ -29,6 +33,7 @@ from .streams import CompletionStream as CompletionStream
 
 __all__ = [
     "DIALECTS",
+    "ClientOptions",
     "ClientStatistics",
     "Completion",
     "CompletionStream",
@@ -36,9 +41,11 @@ __all__ = [
     "ConnectTimeout",
     "ConnectionLost",
     "Dialect",
+    "EngineControl",
     "EpochSpan",
     "InferenceClient",
     "InferenceError",
+    "KVHandoff",
     "LocalProtocolError",
     "PrefixCachingCoordinatorPolicy",
     "Prompt",
@@ -51,5 +58,6 @@ __all__ = [
     "SupportsSerialize",
     "TokenDelta",
     "UnsupportedByDialect",
+    "connect_client",
     "open_client",
 ]

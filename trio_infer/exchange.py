@@ -16,18 +16,25 @@ import trio
 from .models import ClientStatistics
 from .protocol.dialect import Kind
 from .protocol.session import Session
+from .signals import Signals
 from .sockets import Home, NotConnected
 from .transport import Transport
 
 if TYPE_CHECKING:
-    from .protocol.client_codec import ClientCodec, ServerMessage, Submission
+    from collections.abc import Callable
+
+    from .protocol.client_codec import ClientCodec, ServerMessage
     from .protocol.dialect import Dialect
-    from .protocol.packing import Frame, MalformedMessage
+    from .protocol.packing import Frame, Frames, MalformedMessage
+    from .protocol.preparation import Prepared
     from .sockets import Link, ZmqContext
 
 __all__ = ["Exchange", "Inbox"]
 
 _logger: Final = logging.getLogger(__name__)
+
+PACKING_THREADS: Final = 2
+"""So many large requests are packed at once."""
 
 LOGGED_MALFORMED: Final = 10
 """So many malformed messages are logged one by one, then every tenth, hundredth…"""
@@ -51,6 +58,10 @@ class Inbox(Protocol):
     def closed(self) -> None:
         """The client was closed; nothing follows."""
 
+    @property
+    def heir(self) -> Inbox | None:
+        """Who wants the final reply even if nobody waits for the request any more."""
+
 
 class Exchange:
     """All requests of one client. Every method but the coroutines is synchronous.
@@ -60,6 +71,9 @@ class Exchange:
         codec: of the dialect that it speaks.
         link: how to treat connections.
         context: the ZeroMQ context to live in.
+
+    Attributes:
+        signals: what is sent besides requests.
     """
 
     def __init__(
@@ -69,10 +83,13 @@ class Exchange:
         self._codec = codec
         self._session: Session[Inbox] = Session()
         self._transport = Transport(address, codec, link, context, listener=self)
+        self._packing = trio.CapacityLimiter(PACKING_THREADS)
         self._waiting = 0
         self._malformed = 0
         self._leaving = False
         self._settled = trio.Event()
+        self.signals = Signals(self._home, codec, self._transport)
+        self._scopes = 0
 
     @property
     def dialect(self) -> Dialect:
@@ -82,7 +99,7 @@ class Exchange:
     # Out
 
     @trio.lowlevel.enable_ki_protection
-    async def hand_over(self, submission: Submission, inbox: Inbox) -> int:
+    async def hand_over(self, prepared: Prepared, inbox: Inbox) -> int:
         """Waits for the connection, hands the request over, and returns its id.
 
         Cancelled, it has sent nothing: there is no checkpoint behind the sending.
@@ -92,13 +109,28 @@ class Exchange:
         """
         self._home.check()
         await trio.lowlevel.checkpoint_if_cancelled()
+        if prepared.is_heavy:
+            return await self._hand_over_heavy(prepared, inbox)
+        return await self._hand_over(self._session.reserve_id, prepared.frames, inbox)
+
+    async def _hand_over_heavy(self, prepared: Prepared, inbox: Inbox) -> int:
+        """As `hand_over`, but packs in another thread, under an id fixed beforehand."""
+        request_id = self._session.reserve_id()
+        frames = await trio.to_thread.run_sync(
+            prepared.frames, request_id, abandon_on_cancel=True, limiter=self._packing
+        )
+        return await self._hand_over(lambda: request_id, lambda _: frames, inbox)
+
+    async def _hand_over(
+        self, next_id: Callable[[], int], frames: Callable[[int], Frames], inbox: Inbox
+    ) -> int:
         while True:  # noqa: ASYNC913 - what goes round waits in _wait_up
             if self._leaving or not self._transport.is_up:
                 await self._wait_up()
                 continue
-            request_id = self._session.reserve_id()
+            request_id = next_id()
             try:
-                self._transport.send(self._codec.submit(request_id, submission))
+                self._transport.send(frames(request_id))
             except NotConnected:
                 continue
             self._session.submit(request_id, inbox)
@@ -121,13 +153,17 @@ class Exchange:
         await self._transport.wait_up()
 
     @trio.lowlevel.enable_ki_protection
-    def abandon(self, request_id: int) -> None:
+    def abandon(self, request_id: int, heir: Inbox | None = None) -> None:
         """Nobody wants the request any more: if it runs, ABORT is sent before this returns.
 
         Where the dialect has none, nothing is sent; the final reply is waited for all the same.
+
+        Args:
+            request_id: the request.
+            heir: who gets its final reply, if anybody.
         """
         self._home.check()
-        if self._session.abandon(request_id):
+        if self._session.abandon(request_id, heir):
             self._send_abort(request_id)
 
     def check_can_abort(self) -> None:
@@ -192,7 +228,7 @@ class Exchange:
 
     def on_malformed(self, error: MalformedMessage) -> None:
         """Lays what makes no sense at the door of its request, if it has one."""
-        self._note_malformed(error)
+        self.note_malformed(error)
         if error.request_id is None:
             return
         if error.is_final:
@@ -205,14 +241,20 @@ class Exchange:
         if inbox is not None:
             inbox.malformed(error)
 
-    def _note_malformed(self, error: MalformedMessage) -> None:
+    def note_malformed(self, error: MalformedMessage) -> None:
+        """Counts what makes no sense, and logs it at a bounded rate."""
         self._malformed += 1
         count = self._malformed
         if count <= LOGGED_MALFORMED or count == 10 ** (len(str(count)) - 1):
             _logger.warning("malformed message no. %d: %s", count, error)
 
+    def on_up(self) -> None:
+        """Sends what is owed, before any request."""
+        self.signals.on_up()
+
     def on_lost(self, reason: str) -> None:
         """Tells all inboxes that their connection is gone."""
+        self.signals.on_lost()
         inboxes = self._session.lose()
         if inboxes:
             _logger.warning("connection lost (%s), %d requests with it", reason, len(inboxes))
@@ -221,6 +263,20 @@ class Exchange:
         self._check_settled()
 
     # Leaving
+
+    def enter_scope(self) -> None:
+        """A block has begun that has something to undo: leaving waits for its end."""
+        self._scopes += 1
+
+    def leave_scope(self) -> None:
+        """The block has ended."""
+        self._scopes -= 1
+        self._check_settled()
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the client is closed, or about to be."""
+        return self._leaving
 
     @property
     def reason(self) -> str:
@@ -234,8 +290,9 @@ class Exchange:
         self._leaving = True
         self._transport.stop_waiting()
         for request_id, inbox in self._session.owners():
-            self.abandon(request_id)
+            self.abandon(request_id, inbox.heir)
             inbox.closed()
+        self.signals.close()
         self._check_settled()
 
     async def wait_settled(self) -> None:
@@ -244,7 +301,7 @@ class Exchange:
         await self._settled.wait()
 
     def _check_settled(self) -> None:
-        if self._leaving and not self._session.aborting:
+        if self._leaving and not self._session.aborting and not self._scopes:
             self._settled.set()
 
     def statistics(self) -> ClientStatistics:
@@ -263,4 +320,5 @@ class Exchange:
             malformed=self._malformed,
             connections=self._transport.connections,
             undelivered=session.undelivered,
+            unreleased=self.signals.unreleased,
         )

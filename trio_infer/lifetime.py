@@ -38,6 +38,7 @@ class Lifetime:
 
     Attributes:
         exchange: the requests.
+        close_timeout: as given.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Lifetime:
         close_timeout: float,
     ) -> None:
         self._address = address
-        self._close_timeout = close_timeout
+        self.close_timeout = close_timeout
         self._context = make_context() if context is None else context
         self._owns_context = context is None
         self.exchange = Exchange(address, codec=codec, link=link, context=self._context)
@@ -69,14 +70,39 @@ class Lifetime:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self.exchange.run)
                     await self._leaving.wait()
-                    with trio.move_on_after(self._close_timeout):
+                    with trio.move_on_after(self.close_timeout):
                         await self.exchange.wait_settled()
                     self._tell_what_is_owed()
                     nursery.cancel_scope.cancel()
             finally:
-                if self._owns_context:
-                    await dispose_context(self._context)  # noqa: ASYNC102 - within the linger
+                await self._dispose()  # noqa: ASYNC102 - within the linger
                 self._left.set()
+
+    async def _dispose(self) -> None:  # noqa: ASYNC910 - somebody else's context stays
+        if self._owns_context:
+            await dispose_context(self._context)
+
+    @trio.lowlevel.enable_ki_protection
+    async def serve_in(self, nursery: trio.Nursery) -> None:  # noqa: ASYNC910 - starts tasks
+        """Starts `serve` in a nursery whose cancellation is a reason to leave.
+
+        Raises:
+            RuntimeError: the nursery is closed.
+        """
+        try:
+            nursery.start_soon(self.serve)
+        except RuntimeError:
+            with trio.CancelScope(shield=True):  # bounded: no socket has been made yet
+                await self._dispose()
+            raise
+        nursery.start_soon(self._leave_when_cancelled)
+
+    @trio.lowlevel.enable_ki_protection
+    async def _leave_when_cancelled(self) -> None:
+        try:
+            await self._leaving.wait()
+        finally:
+            self.begin_leaving()
 
     @trio.lowlevel.enable_ki_protection
     async def connect(self, seconds: float) -> None:
@@ -96,14 +122,19 @@ class Lifetime:
             raise ConnectTimeout(msg)
 
     @trio.lowlevel.enable_ki_protection
+    def begin_leaving(self) -> None:
+        """Aborts what runs, at once, and lets `serve` do the rest."""
+        if not self._leaving.is_set():
+            self.exchange.abort_all()
+            self._leaving.set()
+
+    @trio.lowlevel.enable_ki_protection
     async def leave(self) -> None:
         """Aborts what runs, at once, and returns when all is closed.
 
         A second call waits for the first. Shielded from cancellation, since it is bounded.
         """
-        if not self._leaving.is_set():
-            self.exchange.abort_all()
-            self._leaving.set()
+        self.begin_leaving()
         with trio.CancelScope(shield=True):  # bounded by close_timeout and the linger
             await self._left.wait()
 

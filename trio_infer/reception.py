@@ -22,7 +22,7 @@ from .protocol.conversion import Known, request_failed
 from .protocol.packing import Frame, MalformedMessage
 
 if TYPE_CHECKING:
-    from .exchange import Exchange
+    from .exchange import Exchange, Inbox
 
 __all__ = ["Reception"]
 
@@ -59,6 +59,8 @@ class Reception(Generic[ResultT]):
             failure: a `Completion`, or its fields.
         ended: whether nothing will come any more; `has_ended` says that this has been read as well.
         aborted: whether the request was aborted while its final reply was still wanted.
+        heir: who gets the final reply when nobody else wants it.
+        epoch: how many connections had been lost when the final reply came.
     """
 
     __slots__ = (
@@ -75,10 +77,19 @@ class Reception(Generic[ResultT]):
         "arrived",
         "completion",
         "ended",
+        "epoch",
+        "heir",
         "request_id",
     )
 
-    def __init__(self, exchange: Exchange, asked: Mapping[str, Any], *, deserialize: bool) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        asked: Mapping[str, Any],
+        *,
+        deserialize: bool,
+        heir: Inbox | None = None,
+    ) -> None:
         self._exchange = exchange
         self._asked = asked
         self._wake, self._woken = trio.open_memory_channel[None](1)
@@ -92,6 +103,8 @@ class Reception(Generic[ResultT]):
         self.completion: ResultT | None = None
         self.ended = False
         self.aborted = False
+        self.heir = heir
+        self.epoch = -1
 
     def note_abort(self) -> None:
         """The request was aborted while its final reply is still wanted."""
@@ -113,6 +126,7 @@ class Reception(Generic[ResultT]):
     def final(self, body: Frame) -> None:
         """The final reply came; nothing follows."""
         self._final_came = True
+        self.epoch = self._exchange.signals.epoch
         self._end(_Final(body, trio.current_time()))
 
     def malformed(self, error: MalformedMessage) -> None:

@@ -11,8 +11,7 @@ from .models.result import ResultT
 from .reception import Reception
 
 if TYPE_CHECKING:
-    from .exchange import Exchange
-    from .protocol.client_codec import Submission
+    from .exchange import Exchange, Inbox
     from .protocol.preparation import Prepared
 
 __all__ = ["Request"]
@@ -27,23 +26,31 @@ class Request(Generic[ResultT]):
         exchange: where it is handed over.
         prepared: what is handed over.
         deserialize: whether it is to end in a `Completion`, or else in the fields of the reply.
+        heir: who gets its final reply when nobody else wants it any more.
 
     Attributes:
         reception: what comes back.
         closed: whether its caller has left it.
     """
 
-    __slots__ = ("_exchange", "_submission", "closed", "reception")
+    __slots__ = ("_exchange", "_prepared", "closed", "reception")
 
-    def __init__(self, exchange: Exchange, prepared: Prepared, *, deserialize: bool) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        prepared: Prepared,
+        *,
+        deserialize: bool,
+        heir: Inbox | None = None,
+    ) -> None:
         self._exchange = exchange
-        self._submission: Submission | None = prepared.submission
+        self._prepared: Prepared | None = prepared
         self.reception: Reception[ResultT] = Reception(
-            exchange, prepared.asked, deserialize=deserialize
+            exchange, prepared.asked, deserialize=deserialize, heir=heir
         )
         self.closed = False
 
-    def claim(self) -> Submission:
+    def claim(self) -> Prepared:
         """What is to be handed over; there is one caller who gets it.
 
         Raises:
@@ -52,20 +59,20 @@ class Request(Generic[ResultT]):
         """
         if self.closed:
             raise trio.ClosedResourceError(CLOSED)
-        submission, self._submission = self._submission, None
-        if submission is None:
-            msg = "a stream is entered once: make a new one for each request"
+        prepared, self._prepared = self._prepared, None
+        if prepared is None:
+            msg = "a request's block is entered once: make a new one for each request"
             raise LocalProtocolError(msg)
-        return submission
+        return prepared
 
     @trio.lowlevel.enable_ki_protection
-    async def hand_over(self, submission: Submission) -> None:
+    async def hand_over(self, prepared: Prepared) -> None:
         """Waits for the connection, and hands the request over. Cancelled, it has sent nothing.
 
         Raises:
             trio.ClosedResourceError: the client is closed.
         """
-        self.reception.begin(await self._exchange.hand_over(submission, self.reception))
+        self.reception.begin(await self._exchange.hand_over(prepared, self.reception))
 
     @trio.lowlevel.enable_ki_protection
     def close(self) -> None:
@@ -76,7 +83,7 @@ class Request(Generic[ResultT]):
         reception = self.reception
         reception.close()
         if reception.handed_over:
-            self._exchange.abandon(reception.request_id)
+            self._exchange.abandon(reception.request_id, reception.heir)
 
     async def result(self) -> ResultT:
         """Waits for the end. Cancelling it ends nothing.

@@ -54,10 +54,10 @@ class CompletionStream(trio.abc.ReceiveChannel[TokenDelta], Generic[ResultT]):
             LocalProtocolError: it was entered before.
             trio.ClosedResourceError: the client is closed, or the stream was meanwhile.
         """
-        submission = self._request.claim()
+        prepared = self._request.claim()
         with trio.CancelScope() as self._entering:
             await trio.lowlevel.checkpoint()
-            await self._request.hand_over(submission)
+            await self._request.hand_over(prepared)
         if self._entering.cancelled_caught:
             raise trio.ClosedResourceError(CLOSED)
         self._entering = None

@@ -56,6 +56,9 @@ class Listener(Protocol):
     def on_malformed(self, error: MalformedMessage) -> None:
         """Something came that is no message. Must not raise."""
 
+    def on_up(self) -> None:
+        """A connection came up; nothing has been sent over it yet. Must not raise."""
+
     def on_lost(self, reason: str) -> None:
         """The connection over which requests were handed over is gone. Must not raise."""
 
@@ -215,6 +218,7 @@ class Transport:
     def _came_up(self) -> None:
         self.connections += 1
         _logger.debug("connected to %s", self.address)
+        self.listener.on_up()
         self._turn()
 
     @trio.lowlevel.enable_ki_protection

@@ -211,6 +211,7 @@ class _Listening:
     def __init__(self, client: InferenceClient, on_message: Callable[[object], None]) -> None:
         self.on_message = on_message
         self.on_malformed = client._exchange.on_malformed
+        self.on_up = client._exchange.on_up
         self.on_lost = client._exchange.on_lost
 
 

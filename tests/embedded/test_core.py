@@ -6,6 +6,7 @@ import attrs
 import msgpack
 import pytest
 
+from tests.messages import laid_out
 from trio_infer.embedded.core import CoordinatorCore
 from trio_infer.embedded.engine import Engine
 from trio_infer.embedded.statistics import CoordinatorStatistics
@@ -38,7 +39,7 @@ class Peers:
     def submit(
         self, request_id: int, prompt: str = "a", *, identity: bytes = b"A", **params: Any
     ) -> None:
-        prepared = CODEC.pack(prompt, {"top_k": 1} | params)
+        prepared = laid_out(CODEC, prompt, {"top_k": 1} | params)
         self.send(identity, CODEC.submit(request_id, prepared))
 
     def abort(self, request_id: int, *, identity: bytes = b"A") -> None:

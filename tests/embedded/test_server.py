@@ -13,6 +13,7 @@ import pytest
 import trio
 import trio.testing
 
+from tests.messages import laid_out
 from trio_infer.background import running_behind
 from trio_infer.embedded import EmbeddedCoordinator, open_coordinator, server
 from trio_infer.errors import ConnectError
@@ -46,7 +47,7 @@ class Peer:
     gone: trio.Event
 
     def submit(self, request_id: int, prompt: str = "a", **params: Any) -> None:
-        self.socket.send(CODEC.submit(request_id, CODEC.pack(prompt, {"top_k": 1} | params)))
+        self.socket.send(CODEC.submit(request_id, laid_out(CODEC, prompt, {"top_k": 1} | params)))
 
     def abort(self, request_id: int) -> None:
         self.socket.send(CODEC.abort(request_id))

@@ -75,6 +75,25 @@ def test_scalars_and_tuples_become_plain(value: object, frozen: object) -> None:
     assert type(freeze(value, "x")) is type(frozen)
 
 
+def nested(levels: int) -> list[object]:
+    value: list[object] = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def test_nesting_and_ints_go_as_far_as_peers_can_follow() -> None:
+    assert thaw(freeze(nested(31), "x")) == nested(31)
+    assert freeze([2**64 - 1], "x") == (2**64 - 1,)
+
+
+def test_a_value_that_holds_itself_is_refused() -> None:
+    circle: list[object] = []
+    circle.append(circle)
+    with pytest.raises(ValueError, match="nested more than 32 levels"):
+        freeze(circle, "x")
+
+
 @pytest.mark.parametrize(
     ("value", "error", "complaint"),
     [
@@ -84,7 +103,9 @@ def test_scalars_and_tuples_become_plain(value: object, frozen: object) -> None:
         ({"a": [0, object()]}, TypeError, r"x\['a'\]\[1\] must be of what .* not object"),
         ({1: 2}, TypeError, "a key of x must be a str, not int"),
         (np.array([1, 2]), TypeError, "x must be a single value, not ndarray"),
-        ([2**63], ValueError, r"x\[0\] must fit signed 64 bits"),
+        ([2**64], ValueError, r"x\[0\] must fit 64 bits"),
+        ([-(2**63) - 1], ValueError, r"x\[0\] must fit 64 bits"),
+        (nested(33), ValueError, "^x is nested more than 32 levels deep"),
         ({"a": float("nan")}, ValueError, r"x\['a'\] must be finite"),
         ({"a": "\udc80"}, ValueError, r"x\['a'\] has a lone surrogate"),
         ({"\udc80": 1}, ValueError, "a key of x has a lone surrogate"),

@@ -216,7 +216,7 @@ def test_the_tables_below_miss_no_parameter() -> None:
         (["stop_words"], ["\udc80"], ValueError, r"\[0\] has a lone surrogate"),
         (["extra"], [("a", 1)], TypeError, "must be a mapping, not list"),
         (["extra"], {"a": {1}}, TypeError, r"\['a'\] must be of what MessagePack can carry"),
-        (["extra"], {"a": 2**63}, ValueError, r"\['a'\] must fit signed 64 bits"),
+        (["extra"], {"a": 2**64}, ValueError, r"\['a'\] must fit 64 bits"),
     ],
 )
 def test_a_wrong_value_is_refused_and_the_parameter_named(
@@ -270,6 +270,18 @@ def test_a_foreign_object_is_asked_once_and_never_changed() -> None:
 def test_a_foreign_object_that_names_few_parameters_gets_the_other_defaults() -> None:
     params = to_sampling_params(Foreign(top_k=3))
     assert params == SamplingParams(top_k=3)
+
+
+class Reckless(SamplingParams):
+    """Says something else than it was checked for."""
+
+    def serialize(self) -> dict[str, Any]:
+        return super().serialize() | {"top_p": 3.0}
+
+
+def test_a_subclass_that_says_something_else_is_checked_for_that() -> None:
+    with pytest.raises(ValueError, match="top_p must lie between 0 and 1"):
+        to_sampling_params(Reckless())
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,15 @@ import numpy as np
 import pytest
 
 from tests.vector_files import file_names, read_bytes, read_json
-from trio_infer import Completion, EpochSpan, RequestEvent
+from trio_infer import Completion, EpochSpan, KVHandoff, RequestEvent
 from trio_infer.protocol.client_codec import ClientCodec
-from trio_infer.protocol.conversion import FinishedRequest, Known, request_failed, to_completion
+from trio_infer.protocol.conversion import (
+    FinishedRequest,
+    Known,
+    handoff_of,
+    request_failed,
+    to_completion,
+)
 from trio_infer.protocol.dialect import Kind
 from trio_infer.protocol.dialects import DIALECTS
 from trio_infer.protocol.packing import MalformedMessage, unpack_map
@@ -36,6 +42,7 @@ def convert(
 
 # Genuine replies
 
+HANDOFF = "disaggregated_params"
 REPLIES = file_names("*-reply-*.msgpack")
 
 
@@ -73,12 +80,12 @@ def test_genuine_replies_keep_every_value(name: str) -> None:
     header, request_id, fields = read_json(name)["frame"]
     assert (header, request_id) == (21, 1234)
     completion = convert(received(name))
-    known = {field.name for field in attrs.fields(FinishedRequest)} - {"request_id"}
+    known = {field.name for field in attrs.fields(FinishedRequest)} - {"request_id", HANDOFF}
     assert completion.request_id == 7
     assert completion.engine_request_id == fields["request_id"]
     for field in known & fields.keys():
         assert jsonable(getattr(completion, field)) == plain(fields[field]), field
-    others = fields.keys() - known - {"request_id", "remaining_prompt_tokens"}
+    others = fields.keys() - known - {"request_id", "remaining_prompt_tokens", HANDOFF}
     assert completion.extra == {field: fields[field] for field in others}
     assert completion.finish_reason == ("error" if "-failed_" in name else "length")
     assert pickle.loads(pickle.dumps(completion)) == completion
@@ -128,8 +135,42 @@ def test_a_genuine_reply_with_events() -> None:
 
 
 def test_a_genuine_reply_of_a_prefill_keeps_the_handle() -> None:
-    completion = convert(received("0.20-reply-completed_kv_handoff"))
-    assert completion.extra["disaggregated_params"]["block_ids"] == [3, 4]
+    name = "0.20-reply-completed_kv_handoff"
+    fields = read_json(name)["frame"][2][HANDOFF]
+    handoff = convert(received(name)).kv_handoff
+    assert handoff == KVHandoff(fields["kv_meta"], fields["block_ids"], fields["request_id"])
+    assert handoff_of(received(name)) == handoff
+    assert handoff.src_block_ids == [3, 4]
+
+
+@pytest.mark.parametrize("name", [name for name in REPLIES if "kv_handoff" not in name])
+def test_a_genuine_reply_of_anything_else_has_none(name: str) -> None:
+    assert convert(received(name)).kv_handoff is None
+    assert handoff_of(received(name)) is None
+
+
+@pytest.mark.parametrize(
+    "handoff",
+    [
+        7,
+        [],
+        {},
+        {"request_id": 1, "block_ids": [1]},
+        {"request_id": 1, "kv_meta": {}},
+        {"block_ids": [1], "kv_meta": {}},
+        {"request_id": True, "block_ids": [1], "kv_meta": {}},
+        {"request_id": 1.0, "block_ids": [1], "kv_meta": {}},
+        {"request_id": 1, "block_ids": [1.0], "kv_meta": {}},
+        {"request_id": 1, "block_ids": "1", "kv_meta": {}},
+        {"request_id": 1, "block_ids": [1], "kv_meta": []},
+    ],
+    ids=str,
+)
+def test_a_handle_that_makes_no_sense_is_not_handed_to_the_caller(handoff: object) -> None:
+    with pytest.raises(MalformedMessage):
+        convert({HANDOFF: handoff})
+    with pytest.raises(MalformedMessage):
+        handoff_of({HANDOFF: handoff})
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.messages import laid_out
 from tests.vector_files import read_vectors
 from trio_infer import SamplingParams, UnsupportedByDialect
 from trio_infer.models.scalars import INT64_MAX, INT64_MIN
@@ -104,11 +105,16 @@ def submitted(codec: ClientCodec, message: ClientMessage) -> Frames:
     assert message.prompt is not None
     assert message.sampling_params is not None
     assert message.request_id is not None
-    prepared = codec.pack(
+    prepared = laid_out(
+        codec,
         message.prompt,
         message.sampling_params,
-        block_hashes=message.block_hashes,
-        offload_params=message.offload_params,
+        message.kind,
+        **{
+            field.name: value
+            for field in attrs.fields(ClientMessage)[4:]
+            if (value := getattr(message, field.name)) is not None
+        },
     )
     return codec.submit(message.request_id, prepared)
 
@@ -120,8 +126,11 @@ def sent(codec: ClientCodec, message: ClientMessage) -> Frames:
     if message.kind is Kind.ABORT_REQUEST:
         assert message.request_id is not None
         return codec.abort(message.request_id)
-    if message.kind is Kind.SUBMIT_REQUEST:
+    if message.kind in (Kind.SUBMIT_REQUEST, Kind.SUBMIT_REQUEST_WITH_KV):
         return submitted(codec, message)
+    if message.kind is Kind.RELEASE_KV:
+        assert message.request_id is not None
+        return codec.release(message.request_id)
     values = {} if message.epoch is None else {"epoch": message.epoch}
     return codec.signal(message.kind, **values)
 
@@ -305,7 +314,7 @@ def test_frames_may_be_views_of_a_sockets_memory(dialect: Dialect) -> None:
 @pytest.mark.parametrize("dialect", DIALECTS.values(), ids=repr)
 def test_one_packed_request_can_be_sent_under_any_id(dialect: Dialect) -> None:
     codec, coordinator = ClientCodec(dialect), CoordinatorCodec(dialect)
-    submission = codec.pack([1], {})
+    submission = laid_out(codec, [1], {})
     for request_id in (0, 127, 128, 255, 256, 65_536, 2**32, 2**63):
         message = coordinator.decode(codec.submit(request_id, submission))
         assert (message.request_id, message.prompt) == (request_id, [1])

@@ -10,9 +10,9 @@ import attrs
 import click
 import trio
 
-from ..client import open_client
 from ..embedded import open_coordinator
 from ..models import SamplingParams
+from ..opening import open_client
 from .display import TOKENIZERS, ByteDecoder, Display
 from .exits import EXIT_CODES
 from .interruption import Interruption

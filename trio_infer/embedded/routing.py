@@ -58,9 +58,16 @@ class Router:
             return []
         if sent is None:
             tokens = self.tokenize(prompt) if isinstance(prompt, str) else prompt
-            sent = hashing.of(tokens) or []
+            sent = self._hashes(tokens)
         only_first = hashing.policy is PrefixCachingCoordinatorPolicy.FIRST_PREFIX_BLOCK
         return sent[:1] if only_first else sent
+
+    def _hashes(self, tokens: list[int]) -> list[int]:
+        """None of what is no token ids, which admission refuses."""
+        try:
+            return self.hashing.of(tokens) or []
+        except (TypeError, OverflowError):
+            return []
 
     def _best(self, hashes: Sequence[int]) -> int:
         """Of equally good engines the one that got a matching prompt last, else the first."""

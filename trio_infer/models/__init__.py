@@ -6,6 +6,7 @@ from .completion import Completion as Completion
 from .completion import EpochSpan as EpochSpan
 from .completion import RequestEvent as RequestEvent
 from .completion import TokenDelta as TokenDelta
+from .handoff import KVHandoff as KVHandoff
 from .sampling_params import SamplingParams as SamplingParams
 from .sampling_params import SupportsSerialize as SupportsSerialize
 from .statistics import ClientStatistics as ClientStatistics
@@ -14,6 +15,7 @@ __all__ = [
     "ClientStatistics",
     "Completion",
     "EpochSpan",
+    "KVHandoff",
     "RequestEvent",
     "SamplingParams",
     "SupportsSerialize",

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import attrs
 
+from .handoff import KVHandoff
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
@@ -91,6 +93,8 @@ class Completion:
         kv_cache_epoch: under which generation epochs their KV cache was computed.
         num_cached_tokens: how many prompt tokens were found in the prefix cache.
         routing_indices: of a mixture-of-experts model, as nested lists.
+        kv_handoff: the KV cache blocks that the engine keeps for another deployment; of a prefill
+            only.
         payload_offloaded: whether the engine put the payload elsewhere.
         extra: fields that this class does not know. (``remaining_prompt_tokens`` is dropped: it
             repeats the whole prompt.)
@@ -121,6 +125,7 @@ class Completion:
     kv_cache_epoch: tuple[EpochSpan, ...] | None = None
     num_cached_tokens: int | None = None
     routing_indices: list[Any] | None = None
+    kv_handoff: KVHandoff | None = None
     payload_offloaded: bool | None = None
     extra: Mapping[str, Any] = attrs.field(factory=dict)
     _dtypes: Mapping[str, str] = attrs.field(factory=dict, repr=False, eq=False)
@@ -176,10 +181,12 @@ class Completion:
         if values is None:
             msg = f"this completion has no {name}: it was not asked for, or the engine has none"
             raise ValueError(msg)
-        dtype = np.dtype(self._dtypes.get(name) or ARRAYS[name])
+        dtype = np.dtype(ARRAYS[name] or self._dtypes.get(name) or "int64")
         try:
             array = np.asarray(values)
-            fits = array.size == 0 or np.can_cast(array.dtype, dtype, "same_kind")
+            fits = array.size == 0 or (
+                array.dtype.kind in "biuf" and np.can_cast(array.dtype, dtype, "same_kind")
+            )
             cast = array.astype(dtype) if fits else array
         except ValueError as error:
             msg = f"{name} is no array: {error}"
@@ -190,12 +197,12 @@ class Completion:
         return cast
 
 
-ARRAYS: Final[Mapping[str, str]] = {
+ARRAYS: Final[Mapping[str, str | None]] = {
     "generated_tokens": "int64",
     "prompt_tokens": "int64",
     "generated_log_probs": "float64",
     "prompt_log_probs": "float64",
     "tpot": "float64",
-    "routing_indices": "int64",
+    "routing_indices": None,
 }
 """The fields that hold arrays, and of what where the engine does not say it."""

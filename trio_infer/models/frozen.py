@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, SupportsIndex
+from typing import Any, Final, SupportsIndex
 
-from .scalars import plain, to_float, to_int, to_text
+from .scalars import UINT64_MAX, plain, to_float, to_int, to_text
 
-__all__ = ["FrozenMapping", "freeze", "thaw"]
+__all__ = ["FrozenMapping", "freeze", "freeze_mapping", "thaw"]
 
 
 class FrozenMapping(Mapping[str, Any]):
@@ -34,22 +34,32 @@ class FrozenMapping(Mapping[str, Any]):
         return repr(self._items)
 
 
-def freeze(value: object, name: str) -> Any:
+MAX_DEPTH: Final = 32
+"""Levels of lists and mappings that are sent; peers decode somewhat more."""
+
+
+def freeze(value: object, name: str, *, depth: int = 0) -> Any:
     """A copy of a value, with nothing in it that could still be changed.
 
     Raises:
         TypeError: for what MessagePack cannot carry, and for keys that are no strings.
-        ValueError: for ints beyond signed 64 bits, lone surrogates, NaN and infinities.
+        ValueError: for ints beyond 64 bits, lone surrogates, NaN and infinities,
+            and for nesting deeper than `MAX_DEPTH`.
     """
+    if depth > MAX_DEPTH:
+        msg = f"{name.partition('[')[0]} is nested more than {MAX_DEPTH} levels deep"
+        raise ValueError(msg)
     if isinstance(value, Mapping):
         return FrozenMapping(
             {
-                to_text(key, f"a key of {name}"): freeze(item, f"{name}[{key!r}]")
+                to_text(key, f"a key of {name}"): freeze(item, f"{name}[{key!r}]", depth=depth + 1)
                 for key, item in value.items()
             }
         )
     if isinstance(value, list | tuple):
-        return tuple(freeze(item, f"{name}[{index}]") for index, item in enumerate(value))
+        return tuple(
+            freeze(item, f"{name}[{index}]", depth=depth + 1) for index, item in enumerate(value)
+        )
     value = plain(value, name)
     if value is None or isinstance(value, bool | bytes):
         return value
@@ -58,9 +68,22 @@ def freeze(value: object, name: str) -> Any:
     if isinstance(value, float):
         return to_float(value, name)
     if isinstance(value, SupportsIndex):
-        return to_int(value, name)
+        return to_int(value, name, most=UINT64_MAX)
     msg = f"{name} must be of what MessagePack can carry, not {type(value).__name__}"
     raise TypeError(msg)
+
+
+def freeze_mapping(value: object, name: str) -> Mapping[str, Any]:
+    """As `freeze`, of a mapping.
+
+    Raises:
+        TypeError: also for anything else.
+    """
+    if not isinstance(value, Mapping):
+        msg = f"{name} must be a mapping, not {type(value).__name__}"
+        raise TypeError(msg)
+    frozen: Mapping[str, Any] = freeze(value, name)
+    return frozen
 
 
 def thaw(value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 import attrs
 
-from .frozen import freeze, thaw
+from .frozen import freeze_mapping, thaw
 from .scalars import to_flag, to_float, to_int, to_text
 
 __all__ = ["SamplingParams", "SupportsSerialize", "to_sampling_params"]
@@ -62,14 +62,6 @@ def _stop_words(value: object, name: str) -> tuple[str, ...]:
         msg = f"{name} must not contain an empty string"
         raise ValueError(msg)
     return words
-
-
-def _mapping(value: object, name: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        msg = f"{name} must be a mapping, not {type(value).__name__}"
-        raise TypeError(msg)
-    frozen: Mapping[str, Any] = freeze(value, name)
-    return frozen
 
 
 @attrs.frozen(kw_only=True)
@@ -126,7 +118,7 @@ class SamplingParams:
     streaming: bool = _field(default=False, normalize=to_flag)
     streaming_interval: int = _field(1, _count(1))
     do_kv_handoff: bool = _field(default=False, normalize=to_flag)
-    extra: Mapping[str, Any] = attrs.field(factory=dict, metadata={"normalize": _mapping})
+    extra: Mapping[str, Any] = attrs.field(factory=dict, metadata={"normalize": freeze_mapping})
 
     def __attrs_post_init__(self) -> None:
         for attribute, name, normalize in _NORMALIZERS:
@@ -203,7 +195,7 @@ def to_sampling_params(value: SamplingParams | SupportsSerialize | None) -> Samp
     """
     if value is None:
         return SamplingParams()
-    if isinstance(value, SamplingParams):
+    if isinstance(value, SamplingParams) and type(value).serialize is SamplingParams.serialize:
         return value
     serialized = _serialized(value)
     if not isinstance(serialized, Mapping):

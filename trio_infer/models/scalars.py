@@ -10,10 +10,20 @@ import math
 import operator
 from typing import Any, Final
 
-__all__ = ["INT64_MAX", "INT64_MIN", "plain", "to_flag", "to_float", "to_int", "to_text"]
+__all__ = [
+    "INT64_MAX",
+    "INT64_MIN",
+    "UINT64_MAX",
+    "plain",
+    "to_flag",
+    "to_float",
+    "to_int",
+    "to_text",
+]
 
 INT64_MIN: Final = -(2**63)
 INT64_MAX: Final = 2**63 - 1
+UINT64_MAX: Final = 2**64 - 1
 
 
 def plain(value: object, name: str) -> Any:
@@ -32,8 +42,8 @@ def plain(value: object, name: str) -> Any:
         raise TypeError(msg) from None
 
 
-def to_int(value: object, name: str) -> int:
-    """An int that fits signed 64 bits.
+def to_int(value: object, name: str, *, most: int = INT64_MAX) -> int:
+    """An int that fits 64 bits, signed ones unless ``most`` is more.
 
     Raises:
         TypeError: for anything but an integer; a bool is none.
@@ -47,8 +57,8 @@ def to_int(value: object, name: str) -> int:
     if number is None or isinstance(item, bool):
         msg = f"{name} must be an int, not {type(value).__name__}"
         raise TypeError(msg)
-    if not INT64_MIN <= number <= INT64_MAX:
-        msg = f"{name} must fit signed 64 bits"
+    if not INT64_MIN <= number <= most:
+        msg = f"{name} must fit {'signed ' if most == INT64_MAX else ''}64 bits"
         raise ValueError(msg)
     return number
 

@@ -27,6 +27,8 @@ class ClientStatistics:
         malformed: messages that made no sense.
         connections: how many times the handshake succeeded.
         undelivered: aborted requests whose final reply had not come when their connection ended.
+        unreleased: KV handoffs that this client held when their connection ended; on another one
+            it cannot release them, since their numbers may be somebody else's there.
     """
 
     in_flight: int = 0
@@ -41,3 +43,4 @@ class ClientStatistics:
     malformed: int = 0
     connections: int = 0
     undelivered: int = 0
+    unreleased: int = 0

@@ -15,7 +15,7 @@ from .packing import Frame, Frames, MalformedMessage, pack, unpack_head
 from .wire import frames_of, is_id, kind_of, no_list, read_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["ClientCodec", "ServerMessage", "Submission"]
 
@@ -24,6 +24,8 @@ MAX_METADATA_BYTES: Final = 256
 
 HEAD_BYTES: Final = 32
 """Where one frame holds everything, the list's length, the number and the id are among these."""
+
+_NOTHING: Final = pack(None)
 
 _REPLIES: Final = frozenset({Kind.ENGINE_REPLY_PARTIAL, Kind.ENGINE_REPLY})
 
@@ -42,20 +44,19 @@ class Submission:
 
     Attributes:
         opening: what stands before the id in the first frame.
-        fields: what stands behind it.
+        fields: what stands behind it, piece by piece.
         bodies: the other frames.
     """
 
     opening: bytes
-    fields: bytes
+    fields: tuple[bytes, ...]
     bodies: tuple[bytes, ...]
 
 
 @functools.cache
 def _opening(number: int, length: int) -> bytes:
     """The beginning of a packed list of so many items, up to and with the header number."""
-    nothing = pack(None)
-    return pack([number, *[None] * (length - 1)])[: -len(nothing) * (length - 1)]
+    return pack([number, *[None] * (length - 1)])[: -len(_NOTHING) * (length - 1)]
 
 
 @attrs.frozen
@@ -72,42 +73,32 @@ class ClientCodec:
         """The first message of every connection."""
         return frames_of(self.dialect, Kind.CONNECT, {})
 
-    def pack(
-        self,
-        prompt: str | list[int],
-        sampling_params: dict[str, Any],
-        *,
-        block_hashes: list[int] | None = None,
-        offload_params: Any = None,
-    ) -> Submission:
-        """Packs a request as far as it goes without an id.
+    def lay_out(self, kind: Kind, packed: Mapping[str, bytes]) -> Submission:
+        """Lays out a request as far as it goes without an id.
 
         Args:
-            prompt: as `coerce_prompt` returns it.
-            sampling_params: as `sampling_fields` returns them.
-            block_hashes: as `PrefixHashing.of` returns them.
-            offload_params: what MessagePack can carry.
+            kind: how it is submitted.
+            packed: its parts, packed, by the names of the layout. What is absent is nothing.
         """
-        number = self.dialect.number(Kind.SUBMIT_REQUEST)
-        layout = self.dialect.layouts[Kind.SUBMIT_REQUEST]
-        values = {
-            "prompt": prompt,
-            "sampling_params": sampling_params,
-            "block_hashes": block_hashes,
-            "offload_params": offload_params,
-        }
-        fields = b"".join(pack(values.get(name)) for name in layout.fields[1:])  # all but the id
-        bodies = tuple(pack(values.get(name)) for name in layout.bodies)
-        return Submission(_opening(number, 1 + len(layout.fields)), fields, bodies)
+        number, layout = self.dialect.number(kind), self.dialect.layouts[kind]
+        return Submission(
+            opening=_opening(number, 1 + len(layout.fields)),
+            fields=tuple(packed.get(name, _NOTHING) for name in layout.fields[1:]),  # but the id
+            bodies=tuple(packed.get(name, _NOTHING) for name in layout.bodies),
+        )
 
     def submit(self, request_id: int, submission: Submission) -> Frames:
-        """A packed request under an id."""
-        first = b"".join((submission.opening, pack(request_id), submission.fields))
+        """A request under an id."""
+        first = b"".join((submission.opening, pack(request_id), *submission.fields))
         return [first, *submission.bodies]
 
     def abort(self, request_id: int) -> Frames:
         """The end of a request, before its time."""
         return frames_of(self.dialect, Kind.ABORT_REQUEST, {"request_id": request_id})
+
+    def release(self, request_id: int) -> Frames:
+        """The end of a handoff, by the engine's number of its request."""
+        return frames_of(self.dialect, Kind.RELEASE_KV, {"request_id": request_id})
 
     def signal(self, kind: Kind, **values: int) -> Frames:
         """A word to the engines, or to the coordinator itself.

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 import attrs
 
 from ..errors import RequestFailed
-from ..models import Completion, EpochSpan, RequestEvent
+from ..models import Completion, EpochSpan, KVHandoff, RequestEvent
 from ..models.completion import ARRAYS
 from .packing import MalformedMessage
 from .structuring import structure, wrong_type
@@ -22,6 +22,7 @@ __all__ = [
     "Generated",
     "Known",
     "generated_of",
+    "handoff_of",
     "request_failed",
     "to_completion",
     "to_failed_completion",
@@ -85,13 +86,16 @@ class FinishedRequest(Generated):
     kv_cache_epoch: tuple[EpochSpan, ...] | None = None
     num_cached_tokens: int | None = None
     routing_indices: list[Any] | None = None
+    disaggregated_params: KVHandoff | None = None
     payload_offloaded: bool | None = None
 
 
 _KNOWN: Final = frozenset(field.name for field in attrs.fields(FinishedRequest))
 _NOT_EXTRA: Final = _KNOWN | {"remaining_prompt_tokens"}  # which repeats the whole prompt
 _PER_TOKEN: Final = ("generated_log_probs", "generated_top_n_logprobs")
-_PASSED_ON: Final = _KNOWN - {"request_id", "generated_tokens", "generated_length", "events"}
+_PASSED_ON: Final = _KNOWN - {
+    *("request_id", "generated_tokens", "generated_length", "events", "disaggregated_params"),
+}
 
 
 _DTYPES: Final = frozenset(
@@ -147,6 +151,21 @@ def generated_of(fields: Mapping[str, Any]) -> Generated:
     return generated
 
 
+@attrs.frozen
+class _HandedOff:
+    disaggregated_params: KVHandoff | None = None
+
+
+def handoff_of(fields: Mapping[str, Any]) -> KVHandoff | None:
+    """The handoff that a finished request brings, if any.
+
+    Raises:
+        MalformedMessage: if it makes no sense.
+    """
+    handed_off: _HandedOff = structure(fields, _HandedOff)
+    return handed_off.disaggregated_params
+
+
 def to_completion(fields: Mapping[str, Any], known: Known) -> Completion:
     """A finished request as the caller sees it.
 
@@ -170,6 +189,7 @@ def to_completion(fields: Mapping[str, Any], known: Known) -> Completion:
         generated_tokens=tokens,
         generated_length=length,
         events=finished.events or (),
+        kv_handoff=finished.disaggregated_params,
         latency=known.latency,
         time_to_first_token=known.time_to_first_token,
         finish_reason=_finish_reason(finished, length, known),

@@ -16,11 +16,18 @@ if TYPE_CHECKING:
 
 __all__ = ["ClientMessage", "CoordinatorCodec"]
 
+
+def _are_ints(value: object) -> bool:
+    return type(value) is list and all(type(item) is int for item in value)
+
+
 _FROM_CLIENT: Final = frozenset(
     {
         Kind.CONNECT,
         Kind.SUBMIT_REQUEST,
+        Kind.SUBMIT_REQUEST_WITH_KV,
         Kind.ABORT_REQUEST,
+        Kind.RELEASE_KV,
         Kind.PAUSE,
         Kind.UNPAUSE,
         Kind.SUSPEND,
@@ -38,14 +45,13 @@ _CHECKS: Final[Mapping[str, Callable[[Any], bool]]] = {
     "prompt": lambda value: type(value) in (str, list),
     "sampling_params": lambda value: type(value) is dict,
     "block_hashes": lambda value: value is None or _are_ints(value),
+    "media_meta": lambda value: value is None or type(value) is dict,
+    "media": lambda value: value is None or type(value) in (list, dict),
+    "multi_modal_data": lambda value: value is None or type(value) is dict,
+    "kv_meta": lambda value: type(value) is dict,
+    "src_block_ids": _are_ints,
     "epoch": lambda value: type(value) is int,
 }
-
-_UNREAD: Final = frozenset({"media_meta", "media", "multi_modal_data"})
-
-
-def _are_ints(value: object) -> bool:
-    return type(value) is list and all(type(item) is int for item in value)
 
 
 @attrs.frozen(kw_only=True)
@@ -57,7 +63,12 @@ class ClientMessage:
     prompt: str | list[int] | None = None
     sampling_params: dict[str, Any] | None = None
     block_hashes: list[int] | None = None
+    media_meta: dict[str, Any] | None = None
+    media: list[bytes] | dict[str, Any] | None = None
+    multi_modal_data: dict[str, Any] | None = None
     offload_params: Any = None
+    kv_meta: dict[str, Any] | None = None
+    src_block_ids: list[int] | None = None
     epoch: int | None = None
 
 
@@ -102,4 +113,4 @@ class CoordinatorCodec:
             if name in values and not is_right(values[name]):
                 msg = f"{kind.name} with the {name} {reprlib.repr(values[name])}"
                 raise MalformedMessage(msg)
-        return ClientMessage(kind=kind, **{n: v for n, v in values.items() if n not in _UNREAD})
+        return ClientMessage(kind=kind, **values)

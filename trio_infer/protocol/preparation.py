@@ -1,36 +1,67 @@
-"""A request as its caller gives it, checked and packed before anything is sent."""
+"""A request as its caller gives it, checked before anything is sent, and packed.
+
+Checking is done at once. Packing is as well, unless there is so much to pack that other tasks would
+feel it: then it is left to whoever hands the request over, for another thread.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from ..models.frozen import freeze, thaw
+from ..models import KVHandoff, SamplingParams
+from ..models.frozen import freeze, freeze_mapping, thaw
 from ..models.sampling_params import to_sampling_params
 from .client_codec import ClientCodec, Submission
+from .dialect import Kind
 from .hashing import PrefixHashing
-from .prompt import coerce_prompt
+from .media import Media, check_media
+from .packing import pack
+from .prompt import coerce_ints, coerce_prompt
 from .sampling import sampling_fields
 
 if TYPE_CHECKING:
-    from ..models import SamplingParams, SupportsSerialize
+    from ..models import SupportsSerialize
+    from .packing import Frames
     from .prompt import Prompt
 
 __all__ = ["Preparation", "Prepared"]
 
+HEAVY_BYTES: Final = 2**18
+"""So much media, or text, takes a millisecond or so to hash and to pack."""
 
-@attrs.frozen
+HEAVY_TOKENS: Final = 2**14
+"""So do so many token ids."""
+
+
+@attrs.define(eq=False)
 class Prepared:
-    """A request that wants nothing but an id.
+    """A request that wants nothing but an id, and perhaps some time.
 
     Attributes:
-        submission: its messages.
-        asked: the sampling parameters in them.
+        asked: the sampling parameters that it carries.
+        is_prefill: whether its reply brings a handoff, which has to be released.
+        is_heavy: whether `frames` takes so long that it should be called in another thread.
     """
 
-    submission: Submission
-    asked: dict[str, Any]
+    asked: Mapping[str, Any]
+    is_prefill: bool
+    is_heavy: bool
+    _codec: ClientCodec
+    _lay_out: Callable[[], Submission]
+    _submission: Submission | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if not self.is_heavy:
+            self._submission = self._lay_out()
+
+    def frames(self, request_id: int) -> Frames:
+        """The request's message, under an id."""
+        submission = self._submission or self._lay_out()
+        return self._codec.submit(request_id, submission)
 
 
 @attrs.frozen
@@ -58,28 +89,127 @@ class Preparation:
         prompt: Prompt,
         sampling_params: SamplingParams | SupportsSerialize | None = None,
         *,
+        multi_modal_data: Mapping[str, Any] | None = None,
         offload_params: object = None,
+        kv_handoff: object = None,
         streaming: bool = False,
     ) -> Prepared:
-        """Checks a request and packs it.
+        """Checks a request, and packs it if that is soon done.
 
         Raises:
             TypeError, ValueError: for a wrong argument.
             UnsupportedByDialect: for what the dialect has no words for.
         """
-        dialect = self.codec.dialect
         params = to_sampling_params(sampling_params)
         if params.do_kv_handoff:
-            msg = "do_kv_handoff cannot be asked of an ordinary request: leave it out"
+            msg = "do_kv_handoff is for prefill() to set: leave it out"
             raise ValueError(msg)
+        asked = sampling_fields(params, self.codec.dialect, streaming=streaming)
+        if not isinstance(kv_handoff, KVHandoff | None):
+            msg = f"kv_handoff must be a KVHandoff, not {type(kv_handoff).__name__}"
+            raise TypeError(msg)
+        if kv_handoff is None:
+            return self._ordinary(prompt, asked, multi_modal_data, offload_params)
+        if multi_modal_data is not None or offload_params is not None:
+            msg = "kv_handoff goes without multi_modal_data and offload_params: leave them out"
+            raise ValueError(msg)
+        return self._going_on(prompt, asked, kv_handoff)
+
+    def prepare_prefill(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | SupportsSerialize | None = None,
+        *,
+        multi_modal_data: Mapping[str, Any] | None = None,
+        offload_params: object = None,
+    ) -> Prepared:
+        """As `prepare`, of a request whose KV cache blocks another deployment goes on from."""
+        dialect = self.codec.dialect
+        if not dialect.can_hand_off:
+            dialect.refuse("KV handoff", "let one deployment do both, by generate() or stream()")
+        params = (
+            SamplingParams(num_tokens_to_generate=1)
+            if sampling_params is None
+            else to_sampling_params(sampling_params)
+        )
+        asked = sampling_fields(params, dialect) | {"do_kv_handoff": True}
+        return self._ordinary(prompt, asked, multi_modal_data, offload_params)
+
+    def _ordinary(
+        self,
+        prompt: Prompt,
+        asked: Mapping[str, Any],
+        multi_modal_data: Mapping[str, Any] | None,
+        offload_params: object,
+    ) -> Prepared:
+        dialect = self.codec.dialect
+        media = check_media(multi_modal_data, dialect)
         if offload_params is not None and not dialect.can_offload:
             dialect.refuse("offload parameters", "leave out offload_params")
-        asked = sampling_fields(params, dialect, streaming=streaming)
+        offload = thaw(freeze(offload_params, "offload_params"))
         coerced = coerce_prompt(prompt)
-        submission = self.codec.pack(
-            coerced,
-            asked,
-            block_hashes=self.prefix_hashing.of(coerced),
-            offload_params=thaw(freeze(offload_params, "offload_params")),
+        lay_out = partial(self._lay_out, coerced, asked, media, offload)
+        return Prepared(
+            asked=asked,
+            is_prefill=bool(asked.get("do_kv_handoff")),
+            is_heavy=_is_heavy(coerced, media),
+            codec=self.codec,
+            lay_out=lay_out,
         )
-        return Prepared(submission, asked)
+
+    def _lay_out(
+        self,
+        prompt: str | list[int],
+        asked: Mapping[str, Any],
+        media: Media | None,
+        offload_params: object,
+    ) -> Submission:
+        parts = {"prompt": pack(prompt), "sampling_params": pack(asked)}
+        key = None
+        if media is not None and self.codec.dialect.is_multipart:
+            key = media.cache_key()
+            parts |= {"media_meta": pack(media.descriptor(key)), "media": media.packed()}
+        elif media is not None:
+            parts["multi_modal_data"] = media.packed_inline()
+        if self.codec.dialect.is_multipart:
+            parts["block_hashes"] = pack(self.prefix_hashing.of(prompt, salt=key))
+            parts["offload_params"] = pack(offload_params)
+        return self.codec.lay_out(Kind.SUBMIT_REQUEST, parts)
+
+    def _going_on(
+        self, prompt: Prompt, asked: Mapping[str, Any], kv_handoff: KVHandoff
+    ) -> Prepared:
+        """A request that goes on from what another deployment has computed of its prompt."""
+        dialect = self.codec.dialect
+        if not dialect.can_hand_off:
+            dialect.refuse("KV handoff", "leave out kv_handoff, and let it compute the prompt anew")
+        if asked["return_log_probs"]:
+            msg = "kv_handoff goes without return_log_probs: the engine dies of both"
+            raise ValueError(msg)
+        ids = coerce_prompt(prompt)
+        if isinstance(ids, str):
+            msg = "kv_handoff goes with token ids, not with text: the engine dies of it"
+            raise ValueError(msg)  # noqa: TRY004 - text is no wrong type for a prompt
+        parts = {
+            "sampling_params": asked,
+            "prompt": ids,
+            "kv_meta": thaw(freeze_mapping(kv_handoff.kv_meta, "kv_meta")),
+            "src_block_ids": coerce_ints(kv_handoff.src_block_ids, "src_block_ids"),
+        }
+
+        def lay_out() -> Submission:
+            packed = {name: pack(part) for name, part in parts.items()}
+            return self.codec.lay_out(Kind.SUBMIT_REQUEST_WITH_KV, packed)
+
+        return Prepared(
+            asked=asked,
+            is_prefill=False,
+            is_heavy=_is_heavy(ids, None),
+            codec=self.codec,
+            lay_out=lay_out,
+        )
+
+
+def _is_heavy(prompt: str | list[int], media: Media | None) -> bool:
+    most = HEAVY_BYTES if isinstance(prompt, str) else HEAVY_TOKENS
+    return len(prompt) >= most or (media is not None and media.nbytes >= HEAVY_BYTES)

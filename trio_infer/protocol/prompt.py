@@ -7,7 +7,7 @@ from typing import Protocol, TypeAlias
 
 from ..models.scalars import INT64_MAX, INT64_MIN, to_int, to_text
 
-__all__ = ["Prompt", "SupportsToList", "coerce_prompt"]
+__all__ = ["Prompt", "SupportsToList", "coerce_ints", "coerce_prompt"]
 
 
 class SupportsToList(Protocol):
@@ -43,19 +43,30 @@ def _token_ids(prompt: object) -> list[int]:
     if isinstance(prompt, bytes | bytearray | memoryview):
         msg = f"prompt must be str or token ids, not {type(prompt).__name__}: decode it first"
         raise TypeError(msg)
-    to_list = getattr(prompt, "tolist", None)
-    items = to_list() if callable(to_list) else prompt
-    if not isinstance(items, Sequence) or isinstance(items, str | bytes):
-        msg = f"prompt must be str or a sequence of token ids, not {type(prompt).__name__}"
-        raise TypeError(msg)
-    ids = list(items)
-    if all(type(item) is int for item in ids):
-        if ids and not (min(ids) >= INT64_MIN and max(ids) <= INT64_MAX):
-            index = next(i for i, item in enumerate(ids) if not INT64_MIN <= item <= INT64_MAX)
-            msg = f"prompt[{index}] does not fit signed 64 bits: it is the id of no token"
-            raise ValueError(msg)
-        return ids
-    if isinstance(ids[0], str):
+    if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], str):
         msg = "prompt must be str or token ids, not several str: each request has one prompt"
         raise TypeError(msg)
-    return [to_int(item, f"prompt[{index}]") for index, item in enumerate(ids)]
+    return coerce_ints(prompt, "prompt")
+
+
+def coerce_ints(value: object, name: str) -> list[int]:
+    """A list of ints of its own, from a one-dimensional sequence or array.
+
+    Raises:
+        TypeError: for anything else.
+        ValueError: for ints beyond signed 64 bits.
+    """
+    to_list = getattr(value, "tolist", None)
+    items = to_list() if callable(to_list) else value
+    if not isinstance(items, Sequence) or isinstance(items, str | bytes | bytearray | memoryview):
+        what = "str or a sequence of token ids" if name == "prompt" else "a sequence of ints"
+        msg = f"{name} must be {what}, not {type(value).__name__}"
+        raise TypeError(msg)
+    ints = list(items)
+    if not all(type(item) is int for item in ints):
+        return [to_int(item, f"{name}[{index}]") for index, item in enumerate(ints)]
+    if ints and not (min(ints) >= INT64_MIN and max(ints) <= INT64_MAX):
+        index = next(i for i, item in enumerate(ints) if not INT64_MIN <= item <= INT64_MAX)
+        msg = f"{name}[{index}] must fit signed 64 bits"
+        raise ValueError(msg)
+    return ints

@@ -8,13 +8,14 @@ state       partial          final            its owner leaves     finish early
 =========== ================ ================ ==================== ===================
 running     to the owner     owner; **ended** ABORT; **aborting**  ABORT; **finishing**
 finishing   to the owner     owner; **ended** **aborting**         stays
-aborting    discarded        **ended**        --                   --
+aborting    discarded        heir; **ended**  --                   --
 ended       discarded        discarded        nothing              nothing
 =========== ================ ================ ==================== ===================
 
-A reply that makes no sense takes its owner away as well: `fail` is leaving, counted otherwise. When
-the connection is lost every state becomes *ended*. Ids are never used twice, so a late reply
-finds nobody rather than somebody else.
+An heir is who wants the final reply of a request that was left: only a prefill has one, since its
+handoff has to be released. A reply that makes no sense takes its owner away as well: `fail` is
+leaving, counted otherwise. When the connection is lost every state becomes *ended*. Ids are never
+used twice, so a late reply finds nobody rather than somebody else.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Session(Generic[Owner]):
     _next_id: int = 0
     _running: dict[int, Owner] = attrs.field(factory=dict)
     _finishing: dict[int, Owner] = attrs.field(factory=dict)
-    _aborting: set[int] = attrs.field(factory=set)
+    _aborting: dict[int, Owner | None] = attrs.field(factory=dict)
 
     @property
     def in_flight(self) -> int:
@@ -86,23 +87,30 @@ class Session(Generic[Owner]):
         owner = self._finishing.pop(request_id, None)
         if owner is None:
             if request_id in self._aborting:
-                self._aborting.remove(request_id)
-            else:
-                self.discard()
+                return self._aborting.pop(request_id)
+            self.discard()
         return owner
 
     def discard(self) -> None:
         """Something came that nobody waits for."""
         self.discarded += 1
 
-    def abandon(self, request_id: int) -> bool:
-        """The owner leaves. Returns whether an ABORT has to be sent, now."""
+    def abandon(self, request_id: int, heir: Owner | None = None) -> bool:
+        """The owner leaves.
+
+        Args:
+            request_id: the request.
+            heir: who gets its final reply all the same, if anybody.
+
+        Returns:
+            Whether an ABORT has to be sent, now.
+        """
         if self._running.pop(request_id, None) is not None:
-            self._aborting.add(request_id)
+            self._aborting[request_id] = heir
             self.aborted += 1
             return True
         if self._finishing.pop(request_id, None) is not None:
-            self._aborting.add(request_id)
+            self._aborting[request_id] = heir
         return False
 
     def finish_early(self, request_id: int) -> bool:

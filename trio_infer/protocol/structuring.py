@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias, get_args
 
 import cattrs
 
-from ..models import EpochSpan
+from ..models import EpochSpan, KVHandoff
 from .packing import MalformedMessage
 
 __all__ = ["structure", "wrong_type"]
@@ -34,6 +34,7 @@ def _just(kind: type) -> _Hook:
     return hook
 
 
+_int: Final = _just(int)
 _text: Final = _just(str)
 _list: Final = _just(list)
 _map: Final = _just(dict)
@@ -77,8 +78,14 @@ def _epoch_span(value: Any, _: Any) -> EpochSpan:
     return EpochSpan(*start_and_epoch)
 
 
+def _kv_handoff(value: Any, _: Any) -> KVHandoff:
+    handoff = _named_map(value, dict)
+    kv_meta, block_ids, number = (handoff.get(n) for n in ("kv_meta", "block_ids", "request_id"))
+    return KVHandoff(_named_map(kv_meta, dict), _ints(block_ids, list[int]), _int(number, int))
+
+
 _HOOKS: Final[tuple[tuple[Any, _Hook], ...]] = (
-    (int, _just(int)),
+    (int, _int),
     (str, _text),
     (bool, _just(bool)),
     (float, _number),
@@ -88,6 +95,7 @@ _HOOKS: Final[tuple[tuple[Any, _Hook], ...]] = (
     (dict[str, Any], _named_map),
     (list[Any], _list),
     (EpochSpan, _epoch_span),
+    (KVHandoff, _kv_handoff),
 )
 
 

@@ -39,6 +39,10 @@ COPY_BELOW: Final = 64 * 1024
 """Frames smaller than this are cheaper copied than kept in ZeroMQ's own memory."""
 
 
+COPY_SENT_BELOW: Final = 2**20
+"""Larger frames stay where they are until they have left: copying them would be felt."""
+
+
 class LinkEvent(enum.Enum):
     """What became of the link to a peer."""
 
@@ -143,7 +147,8 @@ class ZmqSocket:
         """
         self._check()
         try:
-            self._zmq.send_multipart(frames, zmq.NOBLOCK)
+            copy = all(len(frame) < COPY_SENT_BELOW for frame in frames)
+            self._zmq.send_multipart(frames, zmq.NOBLOCK, copy=copy)
         except zmq.Again:
             raise NotConnected from None
         except zmq.ZMQError as error:

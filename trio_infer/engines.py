@@ -1,0 +1,317 @@
+"""Control over the engines: signals that a coordinator broadcasts and nobody acknowledges.
+
+What may follow what is this table, of the state that the coordinator is in as far as this client
+can tell: it starts from *running*, and knows of no other client's signals.
+
+==================== ========= ========== ===========
+signal               running   paused     suspended
+==================== ========= ========== ===========
+PAUSE                paused    paused     suspended
+UNPAUSE              --        running    --
+SUSPEND              --        suspended  --
+RESUME               --        --         paused
+STOP                 --        running    running
+SET_GENERATION_EPOCH running   paused     suspended
+the profiler's       running   paused     suspended
+==================== ========= ========== ===========
+
+A PAUSE takes the engines many steps, and UNPAUSE, SUSPEND or STOP before they are through kills
+them. So the blocks want to be told when it is done, and undo nothing of which they were not told.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+import attrs
+import trio
+
+from .errors import LocalProtocolError
+from .models.scalars import to_flag, to_int
+from .protocol.dialect import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+    from contextlib import AbstractAsyncContextManager
+
+    from .exchange import Exchange
+
+__all__ = ["EngineControl"]
+
+_logger: Final = logging.getLogger(__name__)
+
+
+class _State(enum.Enum):
+    RUNNING = "running"
+    PAUSED = "paused"
+    SUSPENDED = "suspended"
+
+
+_UNCHANGED: Final = {state: state for state in _State}
+
+_TRANSITIONS: Final[Mapping[Kind, Mapping[_State, _State]]] = {
+    Kind.PAUSE: _UNCHANGED | {_State.RUNNING: _State.PAUSED},
+    Kind.UNPAUSE: {_State.PAUSED: _State.RUNNING},
+    Kind.SUSPEND: {_State.PAUSED: _State.SUSPENDED},
+    Kind.RESUME: {_State.SUSPENDED: _State.PAUSED},
+    Kind.STOP: {_State.PAUSED: _State.RUNNING, _State.SUSPENDED: _State.RUNNING},
+    Kind.SET_GENERATION_EPOCH: _UNCHANGED,
+    Kind.START_CUDA_PROFILER: _UNCHANGED,
+    Kind.STOP_CUDA_PROFILER: _UNCHANGED,
+}
+
+
+@attrs.define
+class _Hold:
+    """A state that blocks keep the engines in.
+
+    Attributes:
+        blocks: how many do so now.
+        ours: whether the first of them brought the engines there, so that the last has to undo it.
+        confirmed: whether the engines are known to have got there.
+    """
+
+    blocks: int = 0
+    ours: bool = False
+    confirmed: bool = False
+
+
+class EngineControl:
+    """The engines behind a coordinator. To be had as `InferenceClient.engines`.
+
+    The methods that are no blocks send a signal and return at once. **Nothing tells whether it was
+    heeded**: the coordinator drops what does not fit its state, with a line in its own log. The
+    state is all clients' together, while what is refused here follows from what this client alone
+    has sent.
+
+    They raise `LocalProtocolError` for a signal that cannot be valid after what this client has
+    sent, `UnsupportedByDialect` for one that the dialect lacks, `ConnectionLost` while there is no
+    connection, and `trio.ClosedResourceError` once the client is closed; then nothing was sent.
+    """
+
+    def __init__(self, exchange: Exchange, *, close_timeout: float) -> None:
+        self._exchange = exchange
+        self._close_timeout = close_timeout
+        self._state = _State.RUNNING
+        self._pause = _Hold()
+        self._suspension = _Hold()
+
+    def __repr__(self) -> str:
+        return f"<EngineControl, {self._state.value} as far as this client knows>"
+
+    def pause(self) -> None:
+        """Asks the engines to stop stepping. They take requests and aborts, and answer neither.
+
+        It takes them up to some twenty steps. Another signal before they are through kills them:
+        `paused` waits for that.
+        """
+        self._send(Kind.PAUSE)
+
+    def unpause(self, *, force: bool = False) -> None:
+        """Lets the engines go on.
+
+        Args:
+            force: whether to send it even though this client has not paused them, but another one.
+        """
+        self._send(Kind.UNPAUSE, force=force)
+
+    def suspend(self, *, force: bool = False) -> None:
+        """Asks paused engines to give back the memory of their KV cache.
+
+        Args:
+            force: whether to send it even though this client has not paused them, but another one.
+        """
+        self._send(Kind.SUSPEND, force=force)
+
+    def resume(self, *, force: bool = False) -> None:
+        """Asks suspended engines to take their memory again. They are paused then.
+
+        Args:
+            force: whether to send it even though this client has not suspended them, but another
+                one.
+        """
+        self._send(Kind.RESUME, force=force)
+
+    def stop(self, *, force: bool = False) -> None:
+        """Ends paused or suspended engines for good. The coordinator waits for new ones.
+
+        Args:
+            force: whether to send it even though this client has not paused them, but another one.
+        """
+        self._send(Kind.STOP, force=force)
+
+    def set_generation_epoch(self, epoch: int) -> None:
+        """Stamps the requests in flight, and those to come: their tokens are of this epoch now.
+
+        Args:
+            epoch: such as the number of weight updates so far. Completions tell it by
+                `Completion.policy_epoch` and `Completion.kv_cache_epoch`.
+        """
+        self._send(Kind.SET_GENERATION_EPOCH, epoch=to_int(epoch, "epoch"))
+
+    def start_cuda_profiler(self) -> None:
+        """Starts the CUDA profiler of every engine."""
+        self._send(Kind.START_CUDA_PROFILER)
+
+    def stop_cuda_profiler(self) -> None:
+        """Stops the CUDA profiler of every engine."""
+        self._send(Kind.STOP_CUDA_PROFILER)
+
+    def _send(self, kind: Kind, *, force: bool = False, **values: int) -> None:
+        after = self._after(kind, force=to_flag(force, "force"))
+        self._exchange.signals.send(kind, **values)
+        self._state = after
+        if after is not _State.SUSPENDED:
+            self._suspension.ours = False
+        if after is _State.RUNNING:
+            self._pause.ours = False
+
+    def _after(self, kind: Kind, *, force: bool) -> _State:
+        """The state behind a signal, if it may be sent."""
+        transitions = _TRANSITIONS[kind]
+        after = transitions.get(self._state)
+        if after is None and force:
+            after = next(iter(transitions.values()))
+        if after is None:
+            before = " or ".join(state.value for state in transitions)
+            msg = (
+                f"{kind.name} is for engines that are {before}, and as far as this client knows "
+                f"they are {self._state.value}; force=True sends it all the same"
+            )
+            raise LocalProtocolError(msg)
+        return after
+
+    # Blocks
+
+    def paused(
+        self, *, confirm: Callable[[], Awaitable[object]], epoch: int | None = None
+    ) -> AbstractAsyncContextManager[None]:
+        """Engines that are paused for the length of a block, such as while weights change.
+
+        Entering sends PAUSE and waits for ``confirm``. Leaving sends the epoch, if the block did
+        not fail, and UNPAUSE; it never waits. Without a connection they go out over the next one,
+        before any request. Blocks may be nested, in one task or several: the last one to end
+        unpauses, and none does if the engines were paused before the first.
+
+        Cancelled while confirming, or when ``confirm`` raises, it is awaited again, shielded and
+        bounded by the client's ``close_timeout``: only engines that are paused can be unpaused. If
+        that does not succeed nothing is undone, and the log says so.
+
+        Args:
+            confirm: an async function that returns when all engines are paused. The protocol has no
+                sign for that; whoever runs the engines has.
+            epoch: the generation epoch to set before they go on.
+
+        Raises:
+            TypeError, ValueError: for a wrong argument; at once.
+            ConnectionLost: on entering, while there is no connection.
+            trio.ClosedResourceError: on entering, once the client is closed.
+        """
+        _check_confirm(confirm)
+        number = None if epoch is None else to_int(epoch, "epoch")
+        return self._paused(confirm, number)
+
+    def suspended(
+        self, *, confirm: Callable[[], Awaitable[object]]
+    ) -> AbstractAsyncContextManager[None]:
+        """Engines that are suspended for the length of a block, within one of `paused`.
+
+        Entering sends SUSPEND and waits for ``confirm``; leaving sends RESUME. In all else it is as
+        `paused`.
+
+        Args:
+            confirm: an async function that returns when all engines are suspended.
+
+        Raises:
+            TypeError: for a wrong argument; at once.
+            LocalProtocolError: on entering, if this client has not paused the engines.
+            ConnectionLost: on entering, while there is no connection.
+            trio.ClosedResourceError: on entering, once the client is closed.
+        """
+        _check_confirm(confirm)
+        return self._suspended(confirm)
+
+    @asynccontextmanager
+    @trio.lowlevel.enable_ki_protection
+    async def _paused(
+        self, confirm: Callable[[], Awaitable[object]], epoch: int | None
+    ) -> AsyncGenerator[None]:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        self._enter(self._pause, Kind.PAUSE, _State.PAUSED)
+        try:
+            await self._await_confirmation(self._pause, confirm)
+            yield
+            if epoch is not None:
+                self._exchange.signals.send_or_owe(Kind.SET_GENERATION_EPOCH, epoch=epoch)
+        finally:
+            self._exit(self._pause, Kind.UNPAUSE, _State.PAUSED)
+
+    @asynccontextmanager
+    @trio.lowlevel.enable_ki_protection
+    async def _suspended(self, confirm: Callable[[], Awaitable[object]]) -> AsyncGenerator[None]:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        self._enter(self._suspension, Kind.SUSPEND, _State.SUSPENDED)
+        self._pause.blocks += 1  # what is suspended is paused, whoever paused it
+        try:
+            await self._await_confirmation(self._suspension, confirm)
+            yield
+        finally:
+            self._exit(self._suspension, Kind.RESUME, _State.SUSPENDED)
+            self._end(self._pause, Kind.UNPAUSE, _State.PAUSED)
+
+    def _enter(self, hold: _Hold, kind: Kind, state: _State) -> None:
+        moves = self._state is not state
+        if moves or kind is Kind.PAUSE:  # a second PAUSE is ignored, a second SUSPEND is warned of
+            self._send(kind)
+        if moves:
+            hold.ours, hold.confirmed = True, False
+        hold.blocks += 1
+        self._exchange.enter_scope()
+
+    def _exit(self, hold: _Hold, kind: Kind, state: _State) -> None:
+        try:
+            self._end(hold, kind, state)
+        finally:
+            self._exchange.leave_scope()
+
+    def _end(self, hold: _Hold, kind: Kind, state: _State) -> None:
+        """Undoes what the first block did, if this is the last."""
+        hold.blocks -= 1
+        if hold.blocks or not hold.ours:
+            return
+        if not hold.confirmed or self._state is not state:
+            why = "they were not confirmed to be" if not hold.confirmed else "they are not"
+            _logger.warning("%s was not sent to engines, since %s %s", kind.name, why, state.value)
+            return
+        self._exchange.signals.send_or_owe(kind)
+        self._state = _TRANSITIONS[kind][state]
+        hold.ours = False
+
+    async def _await_confirmation(
+        self, hold: _Hold, confirm: Callable[[], Awaitable[object]]
+    ) -> None:
+        try:
+            await confirm()
+        except BaseException:
+            with trio.move_on_after(self._close_timeout, shield=True):  # bounded: engines would die
+                hold.confirmed |= await _confirms(confirm)
+            raise
+        hold.confirmed = True
+
+
+async def _confirms(confirm: Callable[[], Awaitable[object]]) -> bool:
+    try:
+        await confirm()
+    except Exception:
+        _logger.exception("the state of the engines could not be confirmed")
+        return False
+    return True
+
+
+def _check_confirm(confirm: object) -> None:
+    if not callable(confirm):
+        msg = f"confirm must be an async function, not {type(confirm).__name__}"
+        raise TypeError(msg)

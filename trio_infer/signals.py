@@ -1,0 +1,140 @@
+"""What a client sends besides requests: signals to the engines, and releases of KV handoffs.
+
+Nothing of it is acknowledged. A handoff is released over the connection that it came from or not at
+all: its number is the engine's, and on another connection it may be somebody else's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from .errors import ConnectionLost
+from .sockets import Home, NotConnected
+
+if TYPE_CHECKING:
+    from .protocol.client_codec import ClientCodec
+    from .protocol.dialect import Kind
+    from .protocol.packing import Frames
+    from .transport import Transport
+
+__all__ = ["CLOSED", "Signals"]
+
+_logger: Final = logging.getLogger(__name__)
+
+CLOSED: Final = "the client is closed"
+
+
+class Signals:
+    """Sends them, and remembers what has still to be sent.
+
+    Args:
+        home: the thread and process that may.
+        codec: of the dialect.
+        transport: the connections.
+
+    Attributes:
+        epoch: how many connections have been lost.
+        unreleased: handoffs whose connection ended before they were released.
+    """
+
+    def __init__(self, home: Home, codec: ClientCodec, transport: Transport) -> None:
+        self.epoch = 0
+        self.unreleased = 0
+        self._home = home
+        self._codec = codec
+        self._transport = transport
+        self._held: set[int] = set()
+        self._owed: list[Frames] = []
+        self._closed = False
+
+    # What users send
+
+    def send(self, kind: Kind, **values: int) -> None:
+        """Sends a signal.
+
+        Raises:
+            ConnectionLost: there is no connection.
+            trio.ClosedResourceError: the client is closed.
+            UnsupportedByDialect: there is no such signal.
+        """
+        self._send_now(self._codec.signal(kind, **values))
+
+    @trio.lowlevel.enable_ki_protection
+    def release_by_number(self, engine_id: int) -> None:
+        """Releases a handoff, whoever holds it. Raises what `send` does."""
+        self._send_now(self._codec.release(engine_id))
+        self._held.discard(engine_id)
+
+    def _send_now(self, frames: Frames) -> None:
+        self._home.check()
+        if self._closed:
+            raise trio.ClosedResourceError(CLOSED)
+        try:
+            self._transport.send(frames)
+        except NotConnected:
+            msg = f"no connection to {self._transport.address}: {self._transport.reason}"
+            raise ConnectionLost(msg) from None
+
+    # What blocks undo at their end
+
+    @trio.lowlevel.enable_ki_protection
+    def send_or_owe(self, kind: Kind, **values: int) -> None:
+        """Sends a signal, over the next connection if there is none, before anything else."""
+        frames = self._codec.signal(kind, **values)
+        try:
+            self._transport.send(frames)
+        except NotConnected:
+            self._owed.append(frames)
+            if self._closed:
+                _logger.warning("the client is closed: %s was not sent", kind.name)
+
+    @trio.lowlevel.enable_ki_protection
+    def hold(self, engine_id: int, epoch: int) -> None:
+        """A handoff came, to be released by this number.
+
+        Args:
+            engine_id: the number.
+            epoch: as it was when it came.
+        """
+        if epoch != self.epoch:
+            self.unreleased += 1
+            return
+        self._held.add(engine_id)
+        if self._closed:
+            self.release(engine_id)
+
+    @trio.lowlevel.enable_ki_protection
+    def release(self, engine_id: int) -> None:
+        """Releases a handoff if it is still held; if it is not, there is nothing to release."""
+        if engine_id in self._held:
+            # Without a connection it stays held until `on_lost` counts it.
+            with contextlib.suppress(NotConnected):
+                self._transport.send(self._codec.release(engine_id))
+                self._held.discard(engine_id)
+
+    # What becomes of the connection
+
+    def on_up(self) -> None:
+        """Sends what is owed."""
+        owed, self._owed = self._owed, []
+        for frames in owed:
+            with contextlib.suppress(NotConnected):
+                self._transport.send(frames)
+                continue
+            self._owed.append(frames)
+
+    def on_lost(self) -> None:
+        """What is held cannot be released any more."""
+        self.epoch += 1
+        self.unreleased += len(self._held)
+        self._held.clear()
+
+    def close(self) -> None:
+        """Releases what is held, since nobody could later, and refuses what users send."""
+        self._closed = True
+        for engine_id in tuple(self._held):
+            self.release(engine_id)
