@@ -102,17 +102,26 @@ class ScriptedCoordinator:
             tokens = self._tokens.pop((client, received.id), None)
             if tokens is not None:
                 self.reply(received, tokens)
-        elif received.kind is Kind.SUBMIT_REQUEST:
+        elif received.kind in (Kind.SUBMIT_REQUEST, Kind.SUBMIT_REQUEST_WITH_KV):
             self.block_hashes.append(received.message.block_hashes)
             self._tokens[client, received.id] = []
 
     async def submission(self) -> Received:
         """The next submission, waited for."""
-        return await self._news[Kind.SUBMIT_REQUEST][1].receive()
+        return await self.next(Kind.SUBMIT_REQUEST)
 
     async def abort(self) -> Received:
         """The next abort, waited for."""
-        return await self._news[Kind.ABORT_REQUEST][1].receive()
+        return await self.next(Kind.ABORT_REQUEST)
+
+    async def next(self, kind: Kind) -> Received:
+        """The next message of a kind, waited for."""
+        return await self._news[kind][1].receive()
+
+    @property
+    def kinds(self) -> list[Kind]:
+        """What has come, in order."""
+        return [received.kind for received in self.log]
 
     def of(self, kind: Kind) -> list[int]:
         """The ids of all messages of a kind, in order."""

@@ -101,7 +101,6 @@ class Prefill:
                 self._request.close()
                 self._release_unclaimed()
                 raise
-            self._request.close()
             return self._claim(completion.kv_handoff)
         finally:
             self._exchange.leave_scope()

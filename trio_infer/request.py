@@ -61,7 +61,7 @@ class Request(Generic[ResultT]):
             raise trio.ClosedResourceError(CLOSED)
         prepared, self._prepared = self._prepared, None
         if prepared is None:
-            msg = "a request's block is entered once: make a new one for each request"
+            msg = "the block of a request is entered once: make a new one for each request"
             raise LocalProtocolError(msg)
         return prepared
 

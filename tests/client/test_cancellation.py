@@ -539,6 +539,21 @@ async def test_finish_early_cancelled_sends_no_second_abort(
     assert coordinator.of(Kind.ABORT_REQUEST) == [0]
 
 
+async def test_finish_early_in_a_cancelled_scope_leaves_the_request_running(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    async with client.stream("hi", LONG) as stream:
+        submission = await coordinator.submission()
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await stream.finish_early()
+        assert scope.cancelled_caught
+        assert client.statistics().in_flight == 1
+        coordinator.reply(submission, [1])
+        assert (await stream.result()).finish_reason == "stop"
+    assert coordinator.of(Kind.ABORT_REQUEST) == []
+
+
 async def test_finish_early_beside_a_reader_sends_nothing(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:

@@ -14,11 +14,13 @@ from tests.waiting import until
 from trio_infer import (
     PrefixCachingCoordinatorPolicy,
     RemoteProtocolError,
+    RequestFailed,
     SamplingParams,
     UnsupportedByDialect,
     open_client,
 )
 from trio_infer.embedded import open_coordinator
+from trio_infer.protocol import preparation
 from trio_infer.protocol.dialect import Kind
 from trio_infer.protocol.dialects import DIALECTS, ENVIRONMENT
 
@@ -41,8 +43,13 @@ async def test_text_comes_in_every_dialect(dialect: str) -> None:
             completion = await client.generate("The value of", greedy())
             assert len(completion.generated_tokens) == 12
             assert completion.finish_reason == "length"
+            generated = coordinator.statistics().tokens
             async with client.stream("The value of", greedy()) as stream:
-                deltas = [delta async for delta in stream]
+                await coordinator.wait_until(lambda: coordinator.statistics().tokens > generated)
+                coordinator.pause()  # or all of them might come before anybody looks
+                deltas = [await stream.receive()] if client.dialect.can_stream else []
+                coordinator.unpause()
+                deltas += [delta async for delta in stream]
                 assert (await stream.result()).generated_tokens == completion.generated_tokens
         assert [t for delta in deltas for t in delta.tokens] == completion.generated_tokens
         assert (len(deltas) > 1) is client.dialect.can_stream
@@ -86,6 +93,41 @@ async def test_an_embedded_reply_holds_what_its_release_holds(
         assert list(fields) == list(read_json("0.19-reply-completed_plain")["frame"][2])
     assert tuple(fields["sampling_params"]) == DIALECTS[dialect].sampling_fields
     assert (fields["prompt_tokens"] is not None) is (dialect == "0.18")
+
+
+NO_TOKEN_IDS: list[list[Any]] = [
+    ["a"] * 8,
+    [None],
+    [1.5],
+    [True],
+    [b"a"],
+    [[65]],
+    [{"a": 65}],
+    [-1],
+    [2**63],
+    [2**64 - 1],
+]
+
+
+@EVERY
+async def test_a_prompt_that_is_no_token_ids_fails_alone_and_ends_no_coordinator(
+    dialect: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a client that lets everything pass, to a coordinator that looks at how prompts begin."""
+    monkeypatch.setattr(preparation, "coerce_prompt", lambda prompt: prompt)
+    options: dict[str, Any] = {
+        "block_size_tokens": 1,
+        "prefix_caching_coordinator_policy": "longest_prefix",
+    }
+    async with open_coordinator(dialect=dialect, engines=2, **options) as coordinator:
+        async with open_client(coordinator.address, dialect=dialect) as client:
+            for prompt in NO_TOKEN_IDS:
+                with pytest.raises(RequestFailed):
+                    await client.generate(prompt, greedy())
+            assert (await client.generate([65] * 8, greedy())).status == "COMPLETED"
+        statistics = coordinator.statistics()
+    assert (statistics.failed, statistics.completed) == (len(NO_TOKEN_IDS), 1)
+    assert (statistics.malformed, statistics.running, statistics.waiting) == (0, 0, 0)
 
 
 # What a dialect lacks
@@ -142,11 +184,12 @@ def test_hashing_is_refused_where_the_coordinator_hashes_by_itself(
 
 async def test_offload_params_arrive_as_they_are() -> None:
     offload = {"trace": "abc", "n": (1, 2), "blob": b"\0"}
-    async with scripted_coordinator() as coordinator, trio.open_nursery() as nursery:
+    async with scripted_coordinator() as coordinator:
         async with open_client(coordinator.address) as client:
-            nursery.start_soon(partial(client.generate, "hi", offload_params=offload))
-            request = await coordinator.submission()
-            coordinator.reply(request, [104])
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(partial(client.generate, "hi", offload_params=offload))
+                request = await coordinator.submission()
+                coordinator.reply(request, [104])
             async with client.stream("hi", offload_params=0):
                 assert (await coordinator.submission()).message.offload_params == 0
     assert request.message.offload_params == {"trace": "abc", "n": [1, 2], "blob": b"\0"}
@@ -259,6 +302,24 @@ async def test_nothing_can_be_finished_early_and_the_request_goes_on(dialect: st
                 assert (await stream.result()).finish_reason == "stop"
                 assert await stream.finish_early() is stream.completion
         assert client.statistics().completed == 1
+
+
+@WITHOUT_ABORT
+async def test_finishing_early_in_a_cancelled_scope_is_cancelled_and_the_request_goes_on(
+    dialect: str,
+) -> None:
+    async with scripted_coordinator(dialect=dialect) as coordinator:
+        async with open_client(coordinator.address, dialect=dialect) as client:
+            async with client.stream("hi") as stream:
+                request = await coordinator.submission()
+                with trio.CancelScope() as scope:
+                    scope.cancel()
+                    await stream.finish_early()
+                assert scope.cancelled_caught
+                coordinator.reply(request, [1, 2])
+                assert (await stream.result()).finish_reason == "stop"
+        assert client.statistics().completed == 1
+        assert len(coordinator.log) == 1
 
 
 @WITHOUT_ABORT

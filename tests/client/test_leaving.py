@@ -302,9 +302,10 @@ async def test_leaving_leaves_no_thread_no_task_and_no_descriptor(
     tasks = trio.lowlevel.current_statistics().tasks_living
     for _ in range(10):
         await use()
-    assert threading.active_count() <= threads
-    assert descriptors_open() <= descriptors
     assert trio.lowlevel.current_statistics().tasks_living <= tasks
+    await until(lambda: threading.active_count() <= threads)
+    # The coordinator's end of a connection is in this process too, and goes when it finds time to.
+    await until(lambda: descriptors_open() <= descriptors)
 
 
 def descriptors_open() -> int:

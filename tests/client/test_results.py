@@ -106,15 +106,17 @@ async def test_a_hundred_tasks_share_one_params_object_that_nobody_changes(make:
     async with open_coordinator() as coordinator, open_client(coordinator.address) as client:
 
         async def generate() -> None:
-            outcomes.append((await client.generate("A generator", shared)).generated_tokens)
+            completion = await client.generate("A generator", shared)
+            assert completion.time_to_first_token is None
+            outcomes.append(completion.generated_tokens)
 
         async def stream() -> None:
             async with client.stream("A generator", shared) as stream:
                 deltas = [delta async for delta in stream]
+                completion = await stream.result()
+            assert completion.time_to_first_token is not None  # it was streamed indeed
             outcomes.append([token for delta in deltas for token in delta.tokens])
-            streamed.append(len(deltas))
 
-        streamed: list[int] = []
         async with trio.open_nursery() as nursery:
             for _ in range(50):
                 nursery.start_soon(generate)
@@ -122,7 +124,6 @@ async def test_a_hundred_tasks_share_one_params_object_that_nobody_changes(make:
     assert len(outcomes) == 100
     assert all(outcome == outcomes[0] for outcome in outcomes)
     assert len(outcomes[0]) == 8
-    assert max(streamed) > 1  # they were streams indeed
     assert repr(shared.serialize()) == before
     assert original == SamplingParams(
         top_k=1, num_tokens_to_generate=8, stop_words=["#"], extra={"x": [1]}
@@ -153,6 +154,29 @@ async def test_a_prompt_finds_the_engine_that_knows_its_beginning(
             again = [await generated(client, [*prompt, 1, 2, 3, 4]) for prompt in prompts]
             assert again == [8, 8, 8]
             assert await generated(client, [7] * 8) == 0
+
+
+@pytest.mark.parametrize("policy", ["longest_prefix", "first_prefix_block"])
+async def test_what_the_client_hashed_decides_and_not_what_the_coordinator_would_have(
+    policy: str,
+) -> None:
+    """Only for the client, whose blocks are smaller, do the prompts begin with the same one."""
+    endless = SamplingParams(num_tokens_to_generate=100_000, termination_id=-1)
+    name = "prefix_caching_coordinator_policy"
+    coordinator_side: dict[str, Any] = {"block_size_tokens": 4, name: policy}
+    client_side: dict[str, Any] = {"block_size_tokens": 2, name: policy}
+    async with open_coordinator(engines=2, step_time=0.001, **coordinator_side) as coordinator:
+        async with (
+            open_client(coordinator.address, **client_side) as hashing,
+            open_client(coordinator.address) as not_hashing,
+            hashing.stream([1, 2, 3, 4], endless),
+            hashing.stream([1, 2, 5, 6], endless),
+        ):
+            await coordinator.wait_until(lambda: len(coordinator.running) == 2)
+            assert [request.engine for request in coordinator.running] == [0, 0]
+            async with not_hashing.stream([1, 2, 5, 6], endless):
+                await coordinator.wait_until(lambda: len(coordinator.running) == 3)
+                assert [request.engine for request in coordinator.running] == [0, 0, 1]
 
 
 async def test_an_embedded_coordinator_without_a_cache_finds_nothing() -> None:

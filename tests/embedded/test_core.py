@@ -9,6 +9,7 @@ import pytest
 from tests.messages import laid_out
 from trio_infer.embedded.core import CoordinatorCore
 from trio_infer.embedded.engine import Engine
+from trio_infer.embedded.lifecycle import STEPS_TO_PAUSE
 from trio_infer.embedded.statistics import CoordinatorStatistics
 from trio_infer.protocol.client_codec import ClientCodec
 from trio_infer.protocol.coordinator_codec import ClientMessage
@@ -47,6 +48,12 @@ class Peers:
 
     def signal(self, kind: Kind, *, identity: bytes = b"A") -> None:
         self.send(identity, [msgpack.packb([FRAMED.headers[kind]])])
+
+    def pause(self) -> None:
+        """By a signal, waiting until the engines have heeded it."""
+        self.signal(Kind.PAUSE)
+        self.step(STEPS_TO_PAUSE)
+        assert self.core.paused
 
     def step(self, count: int = 1) -> None:
         for _ in range(count):
@@ -177,7 +184,7 @@ def test_an_abort_that_meets_nothing_is_dropped_and_counted(peers: Peers) -> Non
 
 
 def test_a_refused_request_is_answered_at_once_even_while_paused(peers: Peers) -> None:
-    peers.signal(Kind.PAUSE)
+    peers.pause()
     peers.submit(3, temperature=-1.0)
     ((_, kind, request_id, body),) = peers.received()
     assert (kind, request_id, body["status"]) == (Kind.ENGINE_REPLY, 3, "FAILED")
@@ -187,10 +194,15 @@ def test_a_refused_request_is_answered_at_once_even_while_paused(peers: Peers) -
 
 @pytest.mark.parametrize("by_message", [True, False])
 def test_paused_engines_accept_but_do_not_step(peers: Peers, *, by_message: bool) -> None:
-    peers.submit(0, num_tokens_to_generate=1)
     if by_message:
+        idle = make(peers.core.engines[0].model, steps_to_pause=1)
+        idle.connect()
+        peers = idle
         peers.signal(Kind.PAUSE)
+        peers.step()
+        peers.submit(0, num_tokens_to_generate=1)
     else:
+        peers.submit(0, num_tokens_to_generate=1)
         peers.core.pause()
     peers.submit(1, num_tokens_to_generate=1)
     peers.abort(0)

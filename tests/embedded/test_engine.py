@@ -528,7 +528,6 @@ def test_requests_differ_from_each_other_under_one_seed() -> None:
         {"num_tokens_to_generate": 1, "num_tokens_total": 9},
         {"top_n_logprobs": 1},
         {"top_k": 1, "top_p": 0.5},
-        {"do_kv_handoff": True},
         {"temperature": -1},
         {"temperature": math.nan},
         {"temperature": math.inf},

@@ -40,3 +40,10 @@ def test_a_prompt_longer_than_the_cache_keeps_its_beginning() -> None:
     cache = PrefixCache(1, max_blocks=3)
     cache.take([1, 2, 3, 4, 5])
     assert cache.take([1, 2, 3]) == 3
+
+
+def test_a_long_context_is_found_whole_beside_others() -> None:
+    cache = PrefixCache(16)
+    contexts = [range(start, start + 10_000) for start in (1, 20_001)]
+    assert [cache.take(context) for context in contexts] == [0, 0]
+    assert [cache.take(context) for context in contexts] == [160_000, 160_000]

@@ -56,6 +56,13 @@ def test_load_balancing_takes_the_least_loaded_and_of_equals_the_first(
     assert [fleet.give(A) for _ in range(7)] == [0, 1, 2, 0, 1, 2, 0]
 
 
+def test_load_balancing_is_not_led_astray_by_the_hashes_of_a_client(
+    alphabet: LanguageModel,
+) -> None:
+    fleet = Fleet(alphabet, "load_balanced")
+    assert [fleet.give(A, sent=[12345]) for _ in range(4)] == [0, 1, 2, 0]
+
+
 def test_without_a_block_size_no_policy_reads_prompts(alphabet: LanguageModel) -> None:
     fleet = Fleet(alphabet, "longest_prefix")
     fleet.router.hashing = PrefixHashing(None, "longest_prefix")
@@ -104,16 +111,33 @@ def test_of_full_engines_the_one_that_knows_the_beginning(fleet: Fleet) -> None:
     assert fleet.give(A) == 0
 
 
-def test_of_engines_equally_good_the_one_that_got_the_beginning_last(fleet: Fleet) -> None:
+def test_of_engines_equally_good_the_one_that_got_the_beginning_last(
+    alphabet: LanguageModel,
+) -> None:
+    fleet = Fleet(alphabet, "longest_prefix")
     assert fleet.give(A) == 0
-    fleet.router._seen.clear()
+    for _ in range(3):
+        fleet.load(0)
+    assert fleet.give(A, B) == 1  # half of it is known to 0, which is full: 0.25 against 0.5
+    fleet.unload()
     assert fleet.give(A) == 1
-    fleet.router._seen[hash_blocks(A, BLOCK)[0]][0] = 99
+    for _ in range(3):
+        fleet.load(1)
+    assert fleet.give(A, C) == 0  # 0.25 for the beginning, which 1 knows as well but is full
     fleet.unload()
     assert fleet.give(A) == 0
+
+
+def test_the_engine_that_knows_more_of_a_prompt_comes_before_one_that_got_its_beginning_later(
+    alphabet: LanguageModel,
+) -> None:
+    fleet = Fleet(alphabet, "longest_prefix")
+    assert fleet.give(A, B) == 0
+    for _ in range(3):
+        fleet.load(0)
+    assert fleet.give(A, C) == 1
     fleet.unload()
-    fleet.router._seen[hash_blocks(A, BLOCK)[0]][1] = 100
-    assert fleet.give(A) == 1
+    assert fleet.give(A, B, C) == 0
 
 
 def test_the_longest_prefix_counts_by_its_depth(alphabet: LanguageModel) -> None:
@@ -159,8 +183,43 @@ def test_text_is_tokenized_and_hashed_by_the_coordinator(fleet: Fleet) -> None:
     assert fleet.router.route("xyz", None) == 1
 
 
+def test_text_finds_the_engine_that_knows_its_tokens_whatever_its_bytes(fleet: Fleet) -> None:
+    words = ["a", "is", "rose"]
+    fleet.router.tokenize = lambda text: [words.index(word) for word in text.split()]
+    assert fleet.router.route("a rose is a rose", None) == 0
+    fleet.load(0)
+    assert fleet.router.route([0, 2], None) == 0
+    assert fleet.router.route("is rose", None) == 1
+
+
 def test_what_is_remembered_is_bounded(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routing, "MAX_KNOWN_BLOCKS", 2)
     for block in (A, B, C):
         fleet.give(block)
     assert list(fleet.router._seen) == [hash_blocks(block, BLOCK)[0] for block in (B, C)]
+
+
+def test_the_end_of_a_prompt_is_forgotten_before_its_beginning(
+    alphabet: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routing, "MAX_KNOWN_BLOCKS", 3)
+    fleet = Fleet(alphabet, "longest_prefix")
+    assert fleet.give(A, B, C) == 0
+    assert fleet.give([7, 8]) == 1
+    assert fleet.give(A) == 0
+
+
+def test_a_beginning_that_comes_again_and_again_is_not_forgotten(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routing, "MAX_KNOWN_BLOCKS", 2)
+    assert [fleet.give(block) for block in (A, B, A, C)] == [0, 1, 0, 2]
+    assert fleet.give(A) == 0
+
+
+def test_the_beginnings_of_ten_thousand_prompts_are_remembered(fleet: Fleet) -> None:
+    for number in range(10_000):
+        assert fleet.router.route([number, number], None) == 0
+    fleet.load(0)
+    assert [fleet.router.route([n, n], None) for n in (0, 5_000, 9_999)] == [0, 0, 0]
+    assert fleet.router.route([10_000, 10_000], None) == 1

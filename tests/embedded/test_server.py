@@ -121,8 +121,8 @@ async def test_a_request_goes_there_and_back(coordinator: EmbeddedCoordinator, p
     assert coordinator.running == ()
     assert attrs.asdict(coordinator.statistics()) == {
         "clients": 1, "submitted": 1, "running": 0, "waiting": 0, "completed": 1, "failed": 0,
-        "aborts": 0, "stray_aborts": 0, "ignored": 0, "malformed": 0, "unroutable": 0, "steps": 3,
-        "tokens": 3,
+        "lost": 0, "aborts": 0, "stray_aborts": 0, "ignored": 0, "malformed": 0, "unroutable": 0,
+        "steps": 3, "tokens": 3,
     }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.vector_files import file_names, read_bytes, read_json
 from trio_infer import Completion, EpochSpan, KVHandoff, RequestEvent
+from trio_infer.models.completion import ARRAYS
 from trio_infer.protocol.client_codec import ClientCodec
 from trio_infer.protocol.conversion import (
     FinishedRequest,
@@ -546,6 +547,45 @@ def test_numbers_as_arrays() -> None:
 def test_what_is_no_array_is_refused(fields: dict[str, Any], name: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         convert(fields).array(name)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[{"a": 1}], [None], ["a"], [[1, "a"]], [b"x"], [[1, None]], [[1.5]], [2**64], [-(2**64)]],
+    ids=str,
+)
+@pytest.mark.parametrize("wrap", [lambda a: a, lambda a: ["tensor", a]], ids=["bare", "tensor"])
+def test_what_holds_anything_but_ints_is_no_array_of_routing_indices(
+    wrap: Any, values: list[Any]
+) -> None:
+    completion = convert({"routing_indices": wrap(values)})
+    assert completion.routing_indices == values
+    with pytest.raises(ValueError, match="routing_indices is no array of int64"):
+        completion.array("routing_indices")
+
+
+ARRAYS_OF_ONE_DTYPE: list[tuple[str, list[Any], Any]] = [
+    ("generated_tokens", [1, 50_000], np.int64),
+    ("prompt_tokens", [1, 50_000], np.int64),
+    ("generated_log_probs", [-0.1, -1e300], np.float64),
+    ("prompt_log_probs", [-0.1, -1e300], np.float64),
+    ("tpot", [0.1, 1e300], np.float64),
+]
+
+
+@pytest.mark.parametrize(("name", "values", "dtype"), ARRAYS_OF_ONE_DTYPE)
+@pytest.mark.parametrize("told", [None, "int8", "float16", "bool"])
+def test_what_an_engine_calls_its_numbers_neither_cuts_nor_rounds_them(
+    name: str, values: list[Any], dtype: Any, told: str | None
+) -> None:
+    wrapped = ["ndarray", {"data": values, "dtype": told}]
+    array = convert({"generated_tokens": [1, 2], name: wrapped}).array(name)
+    assert array.dtype == dtype
+    assert array.tolist() == values
+
+
+def test_every_array_but_that_of_routing_indices_is_of_one_dtype() -> None:
+    assert {name for name, *_ in ARRAYS_OF_ONE_DTYPE} == ARRAYS.keys() - {"routing_indices"}
 
 
 @pytest.mark.parametrize("dtype", ["(1000000000,)f8", "a1000000000", "O", "f8,f8", 8, None, ["i"]])

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .engine_request import EngineRequest
-from .finished_request import EngineEvent, EventType, FinishedRequest, Status, too_long
+from .finished_request import (
+    EngineEvent,
+    EventType,
+    FinishedRequest,
+    Status,
+    too_long,
+    transfer_failed,
+)
+from .kv_blocks import check_handoff
 from .request_params import RequestParams
 
 if TYPE_CHECKING:
@@ -16,9 +24,16 @@ if TYPE_CHECKING:
     from .language_model import LanguageModel
     from .prefix_cache import PrefixCache
 
-__all__ = ["admit"]
+__all__ = ["Handoff", "admit"]
 
 _logger = logging.getLogger(__name__)
+
+
+class Handoff(NamedTuple):
+    """What another engine has computed of a prompt, and where it is."""
+
+    kv_meta: Mapping[str, Any]
+    src_block_ids: Sequence[int]
 
 
 def admit(
@@ -28,6 +43,8 @@ def admit(
     *,
     known_params: Sequence[str],
     prefix_cache: PrefixCache | None,
+    handoff: Handoff | None,
+    salt: str | None,
     model: LanguageModel,
     max_sequence_length: int,
     rng: random.Random,
@@ -62,10 +79,15 @@ def admit(
         stop_words=[word for word in stop_words if word],
         rng=rng,
         block_size_tokens=None if prefix_cache is None else prefix_cache.block_size,
-        block_hashes=[] if prefix_cache is None else prefix_cache.hashes(tokens),
+        block_hashes=[] if prefix_cache is None else prefix_cache.hashes(tokens, salt=salt),
         events=[EngineEvent(now, EventType.ADD_ENGINE)],
     )
-    return request if request.budget >= 0 else _overflow(request, now)
+    complaint = None if handoff is None else check_handoff(tokens, *handoff)
+    if complaint is not None:
+        return _failure(request, transfer_failed(request_id, complaint, now), now)
+    if request.budget < 0:
+        return _failure(request, too_long(request_id, now), now)
+    return request
 
 
 def _token_ids(prompt: str | list[int], params: RequestParams, model: LanguageModel) -> list[int]:
@@ -89,8 +111,8 @@ def _token_ids(prompt: str | list[int], params: RequestParams, model: LanguageMo
     return list(prompt)
 
 
-def _overflow(request: EngineRequest, now: float) -> FinishedRequest:
-    events = [*request.events, too_long(request.request_id, now), EngineEvent(now, EventType.FAIL)]
+def _failure(request: EngineRequest, reason: EngineEvent, now: float) -> FinishedRequest:
+    events = [*request.events, reason, EngineEvent(now, EventType.FAIL)]
     return FinishedRequest(
         request_id=request.request_id,
         status=Status.FAILED,

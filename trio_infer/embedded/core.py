@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import attrs
 
@@ -16,13 +17,15 @@ from ..protocol.coordinator_codec import ClientMessage, CoordinatorCodec
 from ..protocol.dialect import Kind
 from ..protocol.hashing import PrefixHashing
 from ..protocol.packing import Frames, MalformedMessage
+from .admission import Handoff
 from .engine import Engine, EnginePartial, EngineReply
 from .finished_request import LACKING, Status
+from .lifecycle import CONTROL, CoordinatorState, EngineDied, EngineState
 from .routing import Router
 from .statistics import CoordinatorStatistics, RunningRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ..protocol.dialect import Dialect
     from ..protocol.packing import Frame
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["CoordinatorCore"]
 
 _logger = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
 
 
 @attrs.frozen
@@ -62,7 +67,7 @@ class CoordinatorCore:
             msg = "a coordinator needs at least one engine"
             raise ValueError(msg)
         self.stopped = False
-        self.paused = False
+        self.state = CoordinatorState.RUNNING
         self._codec = CoordinatorCodec(dialect)
         self._lacking = LACKING.get(dialect.name, frozenset())
         self._engines = tuple(engines)
@@ -110,16 +115,43 @@ class CoordinatorCore:
             **self._counts,
         )
 
+    @property
+    def engines(self) -> tuple[Engine, ...]:
+        """Those that are neither dead nor stopped."""
+        return tuple(engine for engine in self._engines if not engine.life.is_gone)
+
+    @property
+    def paused(self) -> bool:
+        """Whether all engines are paused, or suspended."""
+        return bool(self.engines) and all(engine.paused for engine in self.engines)
+
+    @property
+    def engine_states(self) -> tuple[EngineState, ...]:
+        """How each engine fares."""
+        return tuple(engine.life.state for engine in self._engines)
+
+    def are_all(self, state: EngineState) -> bool:
+        """Whether all engines that are left are in a state; if none is left, they never are."""
+        return bool(self.engines) and all(engine.life.state is state for engine in self.engines)
+
+    @property
+    def pinned(self) -> tuple[int, ...]:
+        """The requests whose KV cache blocks are kept for other deployments."""
+        tables = (engine.kv_blocks for engine in self.engines)
+        return tuple(number for table in tables if table for number in table.pinned)
+
     def pause(self) -> None:
         """The engines accept requests and aborts from now on, but act on none."""
-        self.paused = True
-        for engine in self._engines:
+        if self.state is CoordinatorState.RUNNING:
+            self.state = CoordinatorState.PAUSED
+        for engine in self.engines:
             engine.pause()
 
     def unpause(self) -> None:
         """The engines go on."""
-        self.paused = False
-        for engine in self._engines:
+        if self.state is CoordinatorState.PAUSED:
+            self.state = CoordinatorState.RUNNING
+        for engine in self.engines:
             engine.unpause()
 
     def receive(self, identity: bytes, frames: Sequence[Frame], now: float) -> None:
@@ -185,31 +217,88 @@ class CoordinatorCore:
             self._outgoing.append((identity, self._codec.connect_ack()))
 
     def _obey(self, identity: bytes, message: ClientMessage, now: float) -> None:
-        match message:
-            case ClientMessage(kind=Kind.SUBMIT_REQUEST, request_id=int(client_id)):
-                self._submit((identity, client_id), message, now)
-            case ClientMessage(kind=Kind.ABORT_REQUEST, request_id=int(client_id)):
-                self._abort((identity, client_id))
-            case ClientMessage(kind=Kind.PAUSE):
-                self.pause()
-            case ClientMessage(kind=Kind.UNPAUSE):
-                self.unpause()
-            case ClientMessage(kind=Kind.SHUTDOWN):
-                self.stopped = True
-            case _:
-                self._drop(identity, f"{message.kind.name} is not understood here")
+        kind, number = message.kind, message.request_id
+        if kind in (Kind.SUBMIT_REQUEST, Kind.SUBMIT_REQUEST_WITH_KV) and number is not None:
+            self._submit((identity, number), message, now)
+        elif kind is Kind.ABORT_REQUEST and number is not None:
+            self._abort((identity, number))
+        elif kind is Kind.RELEASE_KV and number is not None:
+            self._broadcast(lambda engine: engine.release(number))
+        elif kind is Kind.SHUTDOWN:
+            self.stopped = True
+        elif kind in CONTROL:
+            self._control(identity, message)
+        else:
+            self._drop(identity, f"{kind.name} is not understood here")
+
+    def _control(self, identity: bytes, message: ClientMessage) -> None:
+        """Passes a control signal on, if it fits the state."""
+        kind = message.kind
+        transition = CONTROL[kind]
+        if self.state not in transition.accepted_in:
+            if self.state not in transition.ignored_in:
+                text = "%s of client %r was dropped: the coordinator is %s"
+                _logger.warning(text, kind.name, identity, self.state.name)
+            return
+        self.state = transition.leads_to or self.state
+        self._broadcast(lambda engine: engine.heed(kind, message.epoch))
+
+    def _broadcast(self, action: Callable[[Engine], None]) -> None:
+        for index, engine in enumerate(self._engines):
+            if not engine.life.is_gone:
+                self._let(index, partial(action, engine))
+
+    def _let(self, index: int, action: Callable[[], _Result]) -> _Result | None:
+        """Lets an engine do something, which it may die of; and looks whether it has gone."""
+        engine = self._engines[index]
+        try:
+            return action()
+        except EngineDied as death:
+            _logger.error("engine %d died: %s", index, death)  # noqa: TRY400 - no traceback of ours
+            self._bury(index, EngineState.DEAD)
+            return None
+        finally:
+            if engine.life.state is EngineState.STOPPED:
+                self._bury(index, EngineState.STOPPED)
+
+    def _bury(self, index: int, state: EngineState) -> None:
+        """Forgets the requests of an engine that has gone. Nobody is told."""
+        self._engines[index].end(state)
+        for number, route in tuple(self._routes.items()):
+            if route.engine == index:
+                del self._routes[number]
+                self._counts["lost"] += 1
+                if route.identity is not None:
+                    del self._numbers[route.identity, route.client_id]
 
     def _submit(self, key: tuple[bytes, int], message: ClientMessage, now: float) -> None:
         prompt = message.prompt or ""  # the codec takes no submission without one
         if key in self._numbers:
             self._drop(key[0], f"request id {key[1]} is in use")
             return
+        key_of_media, has_media = _media(message)
+        hashes = [] if has_media and key_of_media is None else message.block_hashes
+        try:
+            index = self._router.route(prompt, hashes, salt=key_of_media)
+        except LookupError as error:
+            _logger.warning("the coordinator ends: %s for request %d of %r", error, key[1], key[0])
+            self.stopped = True
+            return
         number = self._counts["submitted"]
         self._counts["submitted"] += 1
-        index = self._router.route(prompt, message.block_hashes)
         self._routes[number] = _Route(*key, index)
         self._numbers[key] = number
-        refusal = self._engines[index].submit(number, prompt, message.sampling_params or {}, now)
+        submit = partial(
+            self._engines[index].submit,
+            number,
+            prompt,
+            message.sampling_params or {},
+            now,
+            handoff=_handoff(message),
+            salt=key_of_media,
+            is_cacheable=not has_media or key_of_media is not None,
+        )
+        refusal = self._let(index, submit)
         if refusal is not None:
             self._reply(refusal)
 
@@ -245,3 +334,21 @@ class CoordinatorCore:
             reason,
             dialect,
         )
+
+
+def _handoff(message: ClientMessage) -> Handoff | None:
+    if message.kind is not Kind.SUBMIT_REQUEST_WITH_KV:
+        return None
+    return Handoff(message.kv_meta or {}, message.src_block_ids or [])
+
+
+def _media(message: ClientMessage) -> tuple[str | None, bool]:
+    """The key of the media beside a prompt, where the dialect has one, and whether there are any.
+
+    The embedded models see no media: they run the prompt alone. But equal prompts beside other
+    media are told apart, or not cached at all, as real engines do it.
+    """
+    meta = message.media_meta or {}
+    key = meta.get("media_cache_key")
+    has_media = bool(message.media_meta or message.media or message.multi_modal_data)
+    return key if isinstance(key, str) else None, has_media

@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from ..models.sampling_params import FIELD_NAMES
-from .admission import admit
+from ..protocol.dialect import Kind
+from .admission import Handoff, admit
 from .engine_request import EngineRequest
 from .finished_request import EngineEvent, EventType
+from .kv_blocks import KVBlocks
+from .lifecycle import STEPS_TO_PAUSE, EngineDied, EngineState, Lifecycle
 from .prefix import Prefix
 from .prefix_cache import PrefixCache
 
@@ -73,6 +76,8 @@ class Engine:
         seed: where chance begins; None: somewhere else each time.
         block_size_tokens: how many tokens make a block of the prefix cache; None: there is none.
         sampling_fields: the sampling parameters that it knows; of others it takes no notice.
+        kv_handoff: whether it is set up for handoffs; if it is not, it dies of one.
+        steps_to_pause: how many steps it takes to heed a PAUSE.
     """
 
     def __init__(
@@ -84,6 +89,8 @@ class Engine:
         seed: int | None = None,
         block_size_tokens: int | None = None,
         sampling_fields: Sequence[str] = FIELD_NAMES,
+        kv_handoff: bool = True,
+        steps_to_pause: int = STEPS_TO_PAUSE,
     ) -> None:
         if max_requests < 1 or max_sequence_length < 1:
             msg = "max_requests and max_sequence_length must be at least 1"
@@ -91,7 +98,8 @@ class Engine:
         self.model = model
         self.max_requests = max_requests
         self.max_sequence_length = max_sequence_length
-        self.paused = False
+        self.life = Lifecycle(steps_to_pause=steps_to_pause)
+        self.kv_blocks = KVBlocks() if kv_handoff else None
         self.steps = 0
         self.tokens = 0
         self._seed = seed
@@ -100,6 +108,7 @@ class Engine:
         self._running: dict[int, EngineRequest] = {}
         self._waiting: OrderedDict[int, EngineRequest] = OrderedDict()
         self._last_step: float | None = None
+        self._epoch: int | None = None
 
     @property
     def running(self) -> tuple[RunningState, ...]:
@@ -122,16 +131,57 @@ class Engine:
     @property
     def wants_step(self) -> bool:
         """Whether a step would do anything now."""
-        return self.load > 0 and not self.paused
+        if self.life.state is EngineState.PAUSING:
+            return True
+        return self.load > 0 and self.life.steps
+
+    @property
+    def paused(self) -> bool:
+        """Whether it accepts requests and aborts but acts on none."""
+        return self.life.state in (EngineState.PAUSED, EngineState.SUSPENDED)
 
     def pause(self) -> None:
-        """Accepts requests and aborts from now on, but acts on none until `unpause`."""
-        self.paused = True
-        self._last_step = None
+        """Pauses at once, without a signal."""
+        if self.life.steps:
+            self.life.state = EngineState.PAUSED
+            self._last_step = None
 
     def unpause(self) -> None:
-        """Goes on."""
-        self.paused = False
+        """Goes on at once, without a signal."""
+        if self.life.state in (EngineState.PAUSING, EngineState.PAUSED):
+            self.life.state = EngineState.RUNNING
+
+    def heed(self, kind: Kind, epoch: int | None = None) -> None:
+        """Heeds a control signal.
+
+        Raises:
+            EngineDied: it is in no state for that.
+        """
+        self.life.take(kind)
+        if kind is Kind.SET_GENERATION_EPOCH and epoch is not None:
+            self._epoch = epoch
+            for request in (*self._running.values(), *self._waiting.values()):
+                request.stamp(epoch)
+
+    def release(self, request_id: int) -> None:
+        """Lets go of the KV cache blocks of a request that it kept for another deployment.
+
+        Raises:
+            EngineDied: it is not set up for that.
+        """
+        self._handoffs().release(request_id)
+
+    def _handoffs(self) -> KVBlocks:
+        if self.kv_blocks is None:
+            msg = "it is not set up for KV handoff"
+            raise EngineDied(msg)
+        return self.kv_blocks
+
+    def end(self, state: EngineState) -> None:
+        """Is gone, with all requests."""
+        self.life.state = state
+        self._running.clear()
+        self._waiting.clear()
 
     def submit(
         self,
@@ -139,20 +189,43 @@ class Engine:
         prompt: str | list[int],
         sampling_params: Mapping[str, Any],
         now: float,
+        *,
+        handoff: Handoff | None = None,
+        salt: str | None = None,
+        is_cacheable: bool = True,
     ) -> EngineReply | None:
         """Takes a request on, or returns its failure, even while paused.
 
+        Args:
+            request_id: the coordinator's number.
+            prompt: text or token ids.
+            sampling_params: as they came.
+            now: the time in seconds.
+            handoff: what another engine has computed of the prompt.
+            salt: the key of the media beside the prompt.
+            is_cacheable: whether its blocks may be found again.
+
         Raises:
             KeyError: if a request of that id has not ended yet.
+            EngineDied: of a handoff that it is not made for.
         """
         if self._find(request_id) is not None:
             raise KeyError(request_id)
+        if handoff is not None or self._asks_for_handoff(sampling_params):
+            self._handoffs()
+        if handoff is not None and (
+            isinstance(prompt, str) or sampling_params.get("return_log_probs")
+        ):
+            msg = "a handoff came with text, or with log probs to return"
+            raise EngineDied(msg)
         admitted = admit(
             request_id,
             prompt,
             sampling_params,
             known_params=self._sampling_fields,
-            prefix_cache=self._prefix_cache,
+            prefix_cache=self._prefix_cache if is_cacheable else None,
+            handoff=handoff,
+            salt=salt,
             model=self.model,
             max_sequence_length=self.max_sequence_length,
             rng=random.Random(  # noqa: S311 - sampling, not cryptography
@@ -161,9 +234,15 @@ class Engine:
             now=now,
         )
         if isinstance(admitted, EngineRequest):
+            if self._epoch is not None:
+                admitted.stamp(self._epoch)
             self._waiting[request_id] = admitted
             return None
         return EngineReply(request_id, admitted.to_wire())
+
+    def _asks_for_handoff(self, sampling_params: Mapping[str, Any]) -> bool:
+        name = "do_kv_handoff"
+        return name in self._sampling_fields and sampling_params.get(name) is True
 
     def abort(self, request_id: int) -> bool:
         """Leaves a request no budget, so that its next step ends it.
@@ -186,7 +265,9 @@ class Engine:
         Args:
             now: the time, in seconds, at which the tokens are there.
         """
-        if self.paused:
+        self.life.count_step()
+        if not self.life.steps:
+            self._last_step = None
             return []
         self._fill_batch(now)
         if not self._running:
@@ -199,10 +280,15 @@ class Engine:
         over += self._decode(now, step_time)
         for request in over:
             del self._running[request.request_id]
-        replies = [
-            EngineReply(request.request_id, request.finish(now, self.model)) for request in over
-        ]
+        replies = [EngineReply(request.request_id, self._finish(request, now)) for request in over]
         return [*replies, *self._partials()]
+
+    def _finish(self, request: EngineRequest, now: float) -> dict[str, Any]:
+        handoff = None
+        if request.params.do_kv_handoff:
+            prompt = request.tokens[: request.prompt_length]
+            handoff = self._handoffs().pin(request.request_id, prompt)
+        return request.finish(now, self.model, handoff)
 
     def _fill_batch(self, now: float) -> None:
         while self._waiting and len(self._running) < self.max_requests:

@@ -12,7 +12,7 @@ from .request_params import RequestParams
 from .sampling import sample_token, top_log_probs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from .language_model import LanguageModel
 
@@ -48,6 +48,7 @@ class EngineRequest:
         block_size_tokens: how many tokens make a block of the prefix cache, if there is one.
         block_hashes: of the prompt's complete blocks.
         num_cached_tokens: how many tokens of the prompt were found in the cache.
+        epochs: from which token on which generation epoch holds, if any was set.
         sent: how many generated tokens went out in partial replies.
         stopped: a stop word has ended it; the engine finishes it on the next step.
         aborted: so has an abort.
@@ -66,6 +67,7 @@ class EngineRequest:
     block_size_tokens: int | None = None
     block_hashes: list[int] = attrs.field(factory=list)
     num_cached_tokens: int = 0
+    epochs: list[tuple[int, int]] | None = None
     prompt_scores: Scores = attrs.field(factory=Scores)
     generated_scores: Scores = attrs.field(factory=Scores)
     ttft: float | None = None
@@ -96,6 +98,13 @@ class EngineRequest:
         """Leaves it no budget beyond what it has generated."""
         self.aborted = True
         self.budget = self.generated_length
+
+    def stamp(self, epoch: int) -> None:
+        """A generation epoch begins; the first one holds from the first token on."""
+        if self.epochs is None:
+            self.epochs = [(0, epoch)]
+        else:
+            self.epochs.append((len(self.tokens) - 1, epoch))
 
     def score_prompt(self, place: int, log_probs: Sequence[float], model: LanguageModel) -> None:
         """Scores the prompt's token in that place."""
@@ -159,8 +168,16 @@ class EngineRequest:
             return 0
         return max(map(len, self.stop_words)) - 1
 
-    def finish(self, now: float, model: LanguageModel) -> dict[str, Any]:
-        """The body of the final reply."""
+    def finish(
+        self, now: float, model: LanguageModel, handoff: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """The body of the final reply.
+
+        Args:
+            now: the time in seconds.
+            model: what makes text of the tokens.
+            handoff: how another engine gets at the KV cache blocks.
+        """
         self.events.append(EngineEvent(now, EventType.FINISH))
         generated = self.tokens[self.prompt_length :]
         wants_log_probs = self.params.return_log_probs
@@ -186,6 +203,8 @@ class EngineRequest:
             block_size_tokens=self.block_size_tokens,
             block_hashes=self.block_hashes,
             num_cached_tokens=self.num_cached_tokens,
+            epochs=self.epochs,
+            handoff=handoff,
         ).to_wire()
 
     def _shown(self, generated: Sequence[int], end_token: int) -> Sequence[int]:

@@ -9,7 +9,15 @@ from typing import Any, Final
 
 import attrs
 
-__all__ = ["LACKING", "EngineEvent", "EventType", "FinishedRequest", "Status", "too_long"]
+__all__ = [
+    "LACKING",
+    "EngineEvent",
+    "EventType",
+    "FinishedRequest",
+    "Status",
+    "too_long",
+    "transfer_failed",
+]
 
 
 LACKING: Final[Mapping[str, frozenset[str]]] = {
@@ -62,6 +70,17 @@ def too_long(request_id: int, now: float) -> EngineEvent:
     return EngineEvent(now, EventType.ERROR_NONTRANSIENT, payload)
 
 
+def transfer_failed(request_id: int, message: str, now: float) -> EngineEvent:
+    """The error of a request whose KV cache blocks could not be had."""
+    payload = {
+        "type": "KVTransferError",
+        "request_id": request_id,
+        "message": message,
+        "is_transient": False,
+    }
+    return EngineEvent(now, EventType.ERROR_NONTRANSIENT, payload)
+
+
 @attrs.frozen(kw_only=True)
 class FinishedRequest:
     """What an engine knows of a request at its end.
@@ -88,6 +107,8 @@ class FinishedRequest:
     block_size_tokens: int | None = None
     block_hashes: Sequence[int] = ()
     num_cached_tokens: int = 0
+    epochs: Sequence[tuple[int, int]] | None = None
+    handoff: Mapping[str, Any] | None = None
 
     def to_wire(self) -> dict[str, Any]:
         """The body of the reply. It repeats the prompt's ids, asked for or not."""
@@ -115,8 +136,8 @@ class FinishedRequest:
             "tpot": list(self.tpot),
             "uid": f"chatcmpl-{uuid.uuid4().hex}",
             "remaining_prompt_tokens": prompt_tokens,
-            "policy_epoch": None,
-            "kv_cache_epoch": None,
+            "policy_epoch": _listed(self.epochs),
+            "kv_cache_epoch": _listed(self.epochs),
             "latency": None,
             "routing_indices": None,
             "finished_chunk_token_count": 0,
@@ -126,7 +147,7 @@ class FinishedRequest:
             "enable_prefix_caching": self.block_size_tokens is not None,
             "num_cached_tokens": self.num_cached_tokens,
             "precomputed_block_hashes": list(self.block_hashes),
-            "disaggregated_params": None,
+            "disaggregated_params": self.handoff,
             "ttft": self.ttft,
             "events": [event.to_wire() for event in self.events],
         }

@@ -30,9 +30,9 @@ class PrefixCache:
         self._max_blocks = max_blocks
         self._blocks: OrderedDict[int, None] = OrderedDict()
 
-    def hashes(self, tokens: Sequence[int]) -> list[int]:
+    def hashes(self, tokens: Sequence[int], *, salt: str | None = None) -> list[int]:
         """The hashes of a prompt's complete blocks."""
-        return hash_blocks(tokens, self.block_size)
+        return hash_blocks(tokens, self.block_size, salt=salt)
 
     def take(self, hashes: Sequence[int]) -> int:
         """Keeps the blocks of a prompt, and returns how many tokens of it were known already."""

@@ -94,7 +94,6 @@ class RequestParams:
             "top_n_logprobs without return_log_probs": (
                 self.top_n_logprobs > 0 and not self.return_log_probs
             ),
-            "do_kv_handoff on an engine that is not set up for it": self.do_kv_handoff,
         }
         for what, asked in refused.items():
             if asked:

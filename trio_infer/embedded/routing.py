@@ -40,32 +40,50 @@ class Router:
     _seen: OrderedDict[int, dict[int, int]] = attrs.field(factory=OrderedDict)
     _assignments: int = 0
 
-    def route(self, prompt: str | list[int], block_hashes: list[int] | None) -> int:
+    def route(
+        self,
+        prompt: str | list[int],
+        block_hashes: list[int] | None,
+        *,
+        salt: str | None = None,
+    ) -> int:
         """The index of the engine that gets a request.
 
         Args:
             prompt: text or token ids.
             block_hashes: what the client sent; None if it left the hashing to the coordinator.
+            salt: the key of the media beside the prompt.
+
+        Raises:
+            LookupError: no engine is left.
         """
-        hashes = self._relevant(prompt, block_hashes)
+        if not self._alive():
+            msg = "no engine is left"
+            raise LookupError(msg)
+        hashes = self._relevant(prompt, block_hashes, salt)
         index = self._best(hashes)
         self._remember(index, hashes)
         return index
 
-    def _relevant(self, prompt: str | list[int], sent: list[int] | None) -> list[int]:
+    def _alive(self) -> list[int]:
+        return [index for index, engine in enumerate(self.engines) if not engine.life.is_gone]
+
+    def _relevant(
+        self, prompt: str | list[int], sent: list[int] | None, salt: str | None
+    ) -> list[int]:
         hashing = self.hashing
         if hashing.block_size is None or not hashing.reads_hashes:
             return []
         if sent is None:
             tokens = self.tokenize(prompt) if isinstance(prompt, str) else prompt
-            sent = self._hashes(tokens)
+            sent = self._hashes(tokens, salt)
         only_first = hashing.policy is PrefixCachingCoordinatorPolicy.FIRST_PREFIX_BLOCK
         return sent[:1] if only_first else sent
 
-    def _hashes(self, tokens: list[int]) -> list[int]:
+    def _hashes(self, tokens: list[int], salt: str | None) -> list[int]:
         """None of what is no token ids, which admission refuses."""
         try:
-            return self.hashing.of(tokens) or []
+            return self.hashing.of(tokens, salt=salt) or []
         except (TypeError, OverflowError):
             return []
 
@@ -81,10 +99,10 @@ class Router:
             last = known_by.get(index, 0)
             return ALPHA * (match if last else 0.0) + (1 - ALPHA) * free_share, last
 
-        return max(range(len(self.engines)), key=rank)
+        return max(self._alive(), key=rank)
 
     def _least_loaded(self) -> int:
-        return min(range(len(self.engines)), key=lambda index: self.engines[index].load)
+        return min(self._alive(), key=lambda index: self.engines[index].load)
 
     def _deepest(self, hashes: Sequence[int]) -> tuple[float, dict[int, int]]:
         """How deep the deepest known block lies, as a share of all; and who got it, and when."""

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import trio
 
 from ..background import running_behind
-from ..models.scalars import to_float, to_int
+from ..models.scalars import to_flag, to_float, to_int
 from ..protocol.dialects import resolve_dialect
 from ..protocol.hashing import PrefixHashing
 from ..sockets import ROUTER, Link, ZmqSocket, check_address, dispose_context, make_context
 from .core import CoordinatorCore
 from .engine import DEFAULT_MAX_REQUESTS, DEFAULT_MAX_SEQUENCE_LENGTH, Engine
+from .lifecycle import STEPS_TO_PAUSE, EngineState
 from .ngram import default_model
 from .serving import Serving
 
@@ -42,6 +43,8 @@ async def open_coordinator(
     seed: int | None = None,
     block_size_tokens: int | None = None,
     prefix_caching_coordinator_policy: Enum | str = "first_prefix_block",
+    kv_handoff: bool = True,
+    steps_to_pause: int = STEPS_TO_PAUSE,
 ) -> AsyncGenerator[EmbeddedCoordinator]:
     """A coordinator with its engines, in this process, for the length of an ``async with`` block.
 
@@ -62,6 +65,10 @@ async def open_coordinator(
             shows in a completion's ``num_cached_tokens``; None: there is no such cache.
         prefix_caching_coordinator_policy: where there is one, by what an engine is chosen, as a
             `trio_infer.PrefixCachingCoordinatorPolicy` or its name.
+        kv_handoff: whether the engines are set up for KV handoff. If they are not, they die of one,
+            as real ones do.
+        steps_to_pause: how many steps the engines take to heed a PAUSE. UNPAUSE, SUSPEND and STOP
+            kill them before, as they do real ones.
 
     Raises:
         TypeError, ValueError: for a wrong argument.
@@ -71,6 +78,7 @@ async def open_coordinator(
         ("engines", engines),
         ("max_requests", max_requests),
         ("max_sequence_length", max_sequence_length),
+        ("steps_to_pause", steps_to_pause),
     ):
         if to_int(count, name) < 1:
             msg = f"{name} must be at least 1, not {count}"
@@ -93,6 +101,8 @@ async def open_coordinator(
         seed=seed,
         block_size_tokens=prefix_hashing.block_size,
         sampling_fields=row.sampling_fields,
+        kv_handoff=to_flag(kv_handoff, "kv_handoff"),
+        steps_to_pause=steps_to_pause,
     )
     core = CoordinatorCore(
         row, [make_engine() for _ in range(engines)], prefix_hashing=prefix_hashing
@@ -134,12 +144,28 @@ class EmbeddedCoordinator:
 
     @property
     def paused(self) -> bool:
-        """Whether the engines are paused."""
+        """Whether all engines are paused, or suspended."""
         return self._core.paused
 
     @property
+    def engine_states(self) -> tuple[str, ...]:
+        """How each engine fares: running, pausing, paused, suspended, stopped or dead."""
+        return tuple(state.name.lower() for state in self._core.engine_states)
+
+    @property
+    def pinned(self) -> tuple[int, ...]:
+        """The requests whose KV cache blocks are kept for other deployments.
+
+        By the coordinator's numbers, which is what `trio_infer.KVHandoff.request_id` is.
+        """
+        return self._core.pinned
+
+    @property
     def stopped(self) -> bool:
-        """Whether a client has shut the coordinator down. It then serves nobody any more."""
+        """Whether the coordinator has ended, and serves nobody any more.
+
+        A client has shut it down, or a request found no engine left.
+        """
         return self._core.stopped
 
     def statistics(self) -> CoordinatorStatistics:
@@ -155,6 +181,18 @@ class EmbeddedCoordinator:
         """Lets the engines go on."""
         self._core.unpause()
         self._serving.change()
+
+    async def engines_paused(self) -> None:
+        """Returns once all engines are paused: what ``engines.paused`` is confirmed with."""
+        await self.wait_until(lambda: self._core.are_all(EngineState.PAUSED))
+
+    async def engines_suspended(self) -> None:
+        """Returns once all engines are suspended: what ``engines.suspended`` is confirmed with."""
+        await self.wait_until(lambda: self._core.are_all(EngineState.SUSPENDED))
+
+    async def engines_running(self) -> None:
+        """Returns once all engines are running."""
+        await self.wait_until(lambda: self._core.are_all(EngineState.RUNNING))
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
         """Returns once a condition on this coordinator holds, at once if it does already.

@@ -28,7 +28,7 @@ class RunningRequest:
 class CoordinatorStatistics:
     """A snapshot of a coordinator's counters.
 
-    ``submitted == running + waiting + completed + failed``, always.
+    ``submitted == running + waiting + completed + failed + lost``, always.
 
     Attributes:
         clients: those that have shaken hands.
@@ -37,6 +37,7 @@ class CoordinatorStatistics:
         waiting: those that wait for one to end, or for the engines to go on.
         completed: those that ended well, aborted ones among them.
         failed: those that were refused.
+        lost: those of engines that died or were stopped: nobody is told of them.
         aborts: ABORT messages that met a request.
         stray_aborts: those that met none: finished, or never sent.
         ignored: messages of clients that have not shaken hands.
@@ -52,6 +53,7 @@ class CoordinatorStatistics:
     waiting: int = 0
     completed: int = 0
     failed: int = 0
+    lost: int = 0
     aborts: int = 0
     stray_aborts: int = 0
     ignored: int = 0

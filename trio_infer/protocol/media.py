@@ -38,7 +38,7 @@ _INT: Final = "num_img_embeddings_per_tile"
 MAX_ITEM: Final = 2**32 - 1
 """Bytes of an item: MessagePack counts them in 32 bits."""
 
-_Raw: TypeAlias = tuple[bytes | bytearray, ...]
+_Raw: TypeAlias = tuple[bytes, ...]
 _Preprocessed: TypeAlias = Mapping[str, Tensor | int]
 
 
@@ -110,7 +110,7 @@ class Media:
         return b"\x81" + pack(self.modality) + self.packed()
 
 
-def _pack_items(items: _Raw) -> Iterator[bytes | bytearray]:
+def _pack_items(items: _Raw) -> Iterator[bytes]:
     """The pieces of a packed list of bytes, of which the large ones are no copies."""
     packer = msgpack.Packer()
     yield packer.pack_array_header(len(items))
@@ -142,17 +142,22 @@ def check_media(multi_modal_data: object, dialect: Dialect) -> Media | None:
     if not isinstance(multi_modal_data, Mapping):
         msg = f"multi_modal_data must be a dict, not {type(multi_modal_data).__name__}"
         raise TypeError(msg)
-    given = {name: value for name, value in multi_modal_data.items() if value is not None}
-    modality = _modality(given, dialect)
+    modality = _modality(multi_modal_data, dialect)
+    preexpanded = to_flag(
+        multi_modal_data.get(PREEXPANDED, False), f"multi_modal_data[{PREEXPANDED!r}]"
+    )
     if modality is None:
+        if preexpanded:
+            msg = f"multi_modal_data holds {PREEXPANDED}, but no image or video"
+            raise ValueError(msg)
         return None
-    preexpanded = to_flag(given.get(PREEXPANDED, False), f"multi_modal_data[{PREEXPANDED!r}]")
     if preexpanded and not dialect.is_multipart:
         dialect.refuse(PREEXPANDED, "leave it out, and let the engine expand the media's tokens")
-    return Media(modality, _value(given[modality], modality), preexpanded)
+    return Media(modality, _value(multi_modal_data[modality], modality), preexpanded)
 
 
 def _modality(given: Mapping[Any, object], dialect: Dialect) -> str | None:
+    """Which modality is given, if any: None stands for one that is not."""
     if CACHE_KEY in given:
         msg = f"multi_modal_data must not hold {CACHE_KEY}: it is computed here"
         raise ValueError(msg)
@@ -160,14 +165,11 @@ def _modality(given: Mapping[Any, object], dialect: Dialect) -> str | None:
     if unknown:
         msg = f"multi_modal_data holds {', '.join(unknown)}: there are only image and video"
         raise ValueError(msg)
-    modalities = [name for name in _FIELDS if name in given]
+    modalities = [name for name in _FIELDS if given.get(name) is not None]
     if len(modalities) > 1:
         msg = "multi_modal_data holds image and video: send a request for each"
         raise ValueError(msg)
     if not modalities:
-        if given:
-            msg = f"multi_modal_data holds {PREEXPANDED}, but no image or video"
-            raise ValueError(msg)
         return None
     (modality,) = modalities
     if modality not in dialect.modalities:
@@ -187,7 +189,7 @@ def _value(value: object, modality: str) -> _Raw | _Preprocessed:
             if len(item) > MAX_ITEM:
                 msg = f"{name}[{index}] has {len(item)} bytes; {MAX_ITEM} can be sent"
                 raise ValueError(msg)
-        return tuple(value)
+        return tuple(map(bytes, value))  # no copies, but of what the caller can still change
     if isinstance(value, Mapping):
         return _tensors(value, modality, name)
     msg = f"{name} must be bytes, a list of bytes, or a dict of tensors, not {type(value).__name__}"
@@ -196,12 +198,12 @@ def _value(value: object, modality: str) -> _Raw | _Preprocessed:
 
 def _tensors(value: Mapping[Any, object], modality: str, name: str) -> _Preprocessed:
     fields = _FIELDS[modality]
+    value = {field: part for field, part in value.items() if part is not None}
     unknown = sorted(repr(field) for field in value if field not in fields)
     if unknown:
         msg = f"{name} holds {', '.join(unknown)}: it may hold {', '.join(fields)}"
         raise ValueError(msg)
-    given = {field: value[field] for field in fields if value.get(field) is not None}
-    if not given:
+    if not value:
         msg = f"{name} holds none of {', '.join(fields)}: the engine would run the prompt as text"
         raise ValueError(msg)
     return {
@@ -210,5 +212,5 @@ def _tensors(value: Mapping[Any, object], modality: str, name: str) -> _Preproce
             if field == _INT
             else as_tensor(part, f"{name}[{field!r}]")
         )
-        for field, part in given.items()
+        for field, part in value.items()
     }

@@ -21,10 +21,15 @@ __all__ = ["Tensor", "as_tensor", "pack_tensor"]
 PACKED_AT_ONCE: Final = 2**14
 """So many numbers are made Python's, and packed, in one go; between two, other threads run."""
 
-_NUMPY_DTYPES: Final = frozenset(
+_DTYPES: Final = frozenset(
     {"bool", "float16", "float32", "float64", "bfloat16"}
     | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 )
+_TORCH_DTYPES: Final = frozenset(
+    {f"torch.{dtype}" for dtype in _DTYPES}
+    | {f"torch.float8_{kind}" for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")}
+)
+"""Real numbers of whole bytes. What else there is, such as ``torch.uint4``, has no ``tolist``."""
 
 
 @attrs.frozen(eq=False)
@@ -83,18 +88,32 @@ def as_tensor(value: object, name: str) -> Tensor:
     """
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None and isinstance(value, numpy.ndarray):
-        dtype = value.dtype.name
-        if dtype not in _NUMPY_DTYPES:
-            msg = f"{name} must hold real numbers, not {value.dtype}"
-            raise TypeError(msg)
-        return Tensor(f"torch.{dtype}", value, from_torch=False)
+        return _of_numpy(numpy, value, name)
     if torch is not None and isinstance(value, torch.Tensor):
-        if value.is_complex() or value.is_quantized or value.layout is not torch.strided:
-            msg = f"{name} must be a dense tensor of real numbers, not {value.dtype}"
-            raise TypeError(msg)
-        return Tensor(str(value.dtype), value.detach().cpu().resolve_neg(), from_torch=True)
+        return _of_torch(torch, value, name)
     msg = f"{name} must be a NumPy array or a torch tensor, not {type(value).__name__}"
     raise TypeError(msg)
+
+
+def _of_numpy(numpy: Any, value: Any, name: str) -> Tensor:
+    if value.dtype.name not in _DTYPES:
+        msg = f"{name} must hold real numbers, not {value.dtype}"
+        raise TypeError(msg)
+    if isinstance(value, numpy.ma.MaskedArray):
+        msg = f"{name} must not be a masked array: give its filled()"
+        raise TypeError(msg)
+    plain = numpy.asarray(value)  # whose rows have a dimension less, which a matrix's have not
+    return Tensor(f"torch.{value.dtype.name}", plain, from_torch=False)
+
+
+def _of_torch(torch: Any, value: Any, name: str) -> Tensor:
+    dtype = str(value.dtype)
+    is_dense = value.layout is torch.strided and not value.is_nested
+    if dtype not in _TORCH_DTYPES or not is_dense or value.is_meta:
+        is_like = f"{dtype}, {value.layout}, on {value.device}"
+        msg = f"{name} must be a dense tensor of real numbers with data, not one of {is_like}"
+        raise TypeError(msg)
+    return Tensor(dtype, value.detach().cpu().resolve_neg(), from_torch=True)
 
 
 def pack_tensor(packer: msgpack.Packer, tensor: Tensor) -> None:
@@ -104,10 +123,16 @@ def pack_tensor(packer: msgpack.Packer, tensor: Tensor) -> None:
         packer: one that keeps what it has packed (``autoreset=False``).
         tensor: the numbers.
     """
-    shape = tensor.shape
-    if len(shape) < 2 or math.prod(shape) <= PACKED_AT_ONCE:  # noqa: PLR2004 - no rows
+    array, shape = tensor.array, tensor.shape
+    if math.prod(shape) <= PACKED_AT_ONCE:
         packer.pack(tensor.tolist())
         return
     packer.pack_array_header(shape[0])
-    for row in tensor.array:
-        pack_tensor(packer, attrs.evolve(tensor, array=row))
+    rows = PACKED_AT_ONCE // math.prod(shape[1:])
+    if not rows:
+        for row in array:
+            pack_tensor(packer, attrs.evolve(tensor, array=row))
+        return
+    for start in range(0, shape[0], rows):
+        for row in attrs.evolve(tensor, array=array[start : start + rows]).tolist():
+            packer.pack(row)

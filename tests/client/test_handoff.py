@@ -1,0 +1,543 @@
+"""Prefill for another deployment: each handoff is released once, however its block ends."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+import trio.testing
+
+from tests.peers import Received, ScriptedCoordinator, free_address, scripted_coordinator
+from tests.waiting import until
+from trio_infer import (
+    ConnectionLost,
+    InferenceClient,
+    InferenceError,
+    KVHandoff,
+    LocalProtocolError,
+    RemoteProtocolError,
+    RequestFailed,
+    SamplingParams,
+    UnsupportedByDialect,
+    open_client,
+)
+from trio_infer.embedded import EmbeddedCoordinator, open_coordinator
+from trio_infer.protocol.dialect import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+PROMPT = [1, 2, 3]
+META = {"peer": "x", "blob": b"\0\1", "rkey": 2**64 - 1}
+
+
+class Fault(Exception):
+    """Something went wrong in a block."""
+
+
+def pinned(number: int = 77) -> dict[str, Any]:
+    return {
+        "disaggregated_params": {"request_id": number, "block_ids": [3, 4], "kv_meta": dict(META)}
+    }
+
+
+class Prefilling:
+    """A task in a block of a prefill, or about to be."""
+
+    def __init__(self, client: InferenceClient, prompt: Any = PROMPT) -> None:
+        self.scope = trio.CancelScope()
+        self.handoff: KVHandoff | None = None
+        self.error: BaseException | None = None
+        self._client = client
+        self._prompt = prompt
+
+    async def run(self) -> None:
+        with self.scope:
+            try:
+                async with self._client.prefill(self._prompt) as self.handoff:
+                    await trio.sleep_forever()
+            except (InferenceError, trio.ClosedResourceError) as error:
+                self.error = error
+
+    @property
+    def is_over(self) -> bool:
+        return self.scope.cancelled_caught or self.error is not None
+
+
+async def settled(coordinator: ScriptedCoordinator, client: InferenceClient) -> list[Received]:
+    """What has come so far, certainly, behind the submission."""
+    client.engines.start_cuda_profiler()
+    await coordinator.next(Kind.START_CUDA_PROFILER)
+    return [r for r in coordinator.log if r.kind not in (Kind.SUBMIT_REQUEST, *PROFILER)]
+
+
+PROFILER = (Kind.START_CUDA_PROFILER,)
+
+
+@asynccontextmanager
+async def handed_over(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> AsyncGenerator[Prefilling]:
+    """A prefill whose block has begun."""
+    prefilling = Prefilling(client)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(prefilling.run)
+        coordinator.reply(await coordinator.submission(), [9], **pinned())
+        await until(lambda: prefilling.handoff is not None)
+        yield prefilling
+        nursery.cancel_scope.cancel()
+
+
+def releases(received: list[Received]) -> list[int]:
+    return [each.id for each in received if each.kind is Kind.RELEASE_KV]
+
+
+# What is asked, and what comes
+
+
+async def test_a_prefill_asks_for_a_handoff_and_for_one_token(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(Prefilling(client).run)
+        request = await coordinator.submission()
+        nursery.cancel_scope.cancel()
+    params = request.message.sampling_params
+    assert params is not None
+    assert (params["do_kv_handoff"], params["num_tokens_to_generate"]) == (True, 1)
+    assert params["streaming"] is False
+    assert request.message.prompt == PROMPT
+
+
+async def test_the_handle_is_what_the_engine_gave(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    async with handed_over(coordinator, client) as prefilling:
+        assert prefilling.handoff == KVHandoff(META, [3, 4], 77)
+
+
+async def test_another_deployment_is_told_what_the_first_one_gave(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    handoff = KVHandoff(META, (3, 4), 77)
+    async with client.stream(PROMPT, kv_handoff=handoff):
+        message = (await coordinator.next(Kind.SUBMIT_REQUEST_WITH_KV)).message
+    assert (message.prompt, message.kv_meta, message.src_block_ids) == (PROMPT, META, [3, 4])
+    assert message.sampling_params is not None
+    assert message.sampling_params["do_kv_handoff"] is False
+    assert message.sampling_params["streaming"] is True
+
+
+# How a block can end
+
+
+async def test_the_blocks_are_released_when_the_block_ends(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    async with handed_over(coordinator, client) as prefilling:
+        assert await settled(coordinator, client) == []
+        prefilling.scope.cancel()
+        await until(lambda: prefilling.is_over)
+        (release,) = await settled(coordinator, client)
+    assert (release.kind, release.id) == (Kind.RELEASE_KV, 77)
+    assert client.statistics().unreleased == 0
+
+
+@pytest.mark.parametrize("end", ["leave", "return", "raise", "deadline"])
+async def test_however_the_block_ends_the_blocks_are_released_once(
+    coordinator: ScriptedCoordinator, client: InferenceClient, end: str
+) -> None:
+    async def use() -> None:
+        with trio.CancelScope() as scope:
+            async with client.prefill(PROMPT):
+                if end == "return":
+                    return
+                if end == "raise":
+                    raise Fault
+                if end == "deadline":
+                    scope.deadline = trio.current_time()
+                    await trio.sleep_forever()
+
+    async def run() -> None:
+        if end == "raise":
+            with pytest.raises(Fault):
+                await use()
+        else:
+            await use()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run)
+        coordinator.reply(await coordinator.submission(), [9], **pinned())
+    assert releases(await settled(coordinator, client)) == [77]
+
+
+async def test_a_block_is_entered_once(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    prefill = client.prefill(PROMPT)
+    async with trio.open_nursery() as nursery:
+
+        async def answer() -> None:
+            coordinator.reply(await coordinator.submission(), [9], **pinned())
+
+        nursery.start_soon(answer)
+        async with prefill:
+            with pytest.raises(LocalProtocolError, match="entered once"):
+                async with prefill:
+                    pytest.fail("entered")
+    assert releases(await settled(coordinator, client)) == [77]
+    assert client._exchange._scopes == 0
+
+
+# Left before it began
+
+
+async def test_in_a_cancelled_scope_nothing_is_sent(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        async with client.prefill(PROMPT):
+            pytest.fail("entered")
+    assert await settled(coordinator, client) == []
+    assert client.statistics().submitted == 0
+
+
+async def test_a_prefill_that_is_left_is_aborted_and_what_its_reply_brings_released(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    coordinator.answers_aborts = False
+    prefilling = Prefilling(client)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(prefilling.run)
+        request = await coordinator.submission()
+        prefilling.scope.cancel()
+    abort = await coordinator.abort()
+    assert abort.id == request.id
+    assert await settled(coordinator, client) == [abort]
+    coordinator.reply(request, [9], **pinned(5))
+    release = await coordinator.next(Kind.RELEASE_KV)
+    assert release.id == 5
+    statistics = client.statistics()
+    assert (statistics.aborted, statistics.aborting, statistics.unreleased) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("fields", [{}, {"disaggregated_params": None}, {"status": "FAILED"}])
+async def test_where_the_reply_brings_nothing_nothing_is_released(
+    coordinator: ScriptedCoordinator, client: InferenceClient, fields: dict[str, Any]
+) -> None:
+    coordinator.answers_aborts = False
+    prefilling = Prefilling(client)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(prefilling.run)
+        request = await coordinator.submission()
+        prefilling.scope.cancel()
+    coordinator.reply(request, [9], **fields)
+    await until(lambda: client.statistics().aborting == 0)
+    assert releases(await settled(coordinator, client)) == []
+    assert client.statistics().malformed == 0
+
+
+async def test_a_reply_that_makes_no_sense_to_nobody_is_counted(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    coordinator.answers_aborts = False
+    prefilling = Prefilling(client)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(prefilling.run)
+        request = await coordinator.submission()
+        prefilling.scope.cancel()
+    coordinator.reply(request, [9], disaggregated_params={"request_id": "x"})
+    await until(lambda: client.statistics().malformed == 1)
+    assert client.statistics().aborting == 0
+
+
+async def test_a_reply_that_comes_as_the_prefill_is_cancelled_is_released_and_not_aborted(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    prefilling = Prefilling(client)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(prefilling.run)
+        request = await coordinator.submission()
+        exchange = client._exchange
+
+        def cancelling(message: Any) -> None:
+            exchange.on_message(message)
+            prefilling.scope.cancel()  # in the very tick
+
+        exchange._transport._current.listener = _Ear(exchange, cancelling)  # type: ignore[union-attr]
+        coordinator.reply(request, [9], **pinned(5))
+    assert prefilling.scope.cancelled_caught
+    assert releases(await settled(coordinator, client)) == [5]
+    assert Kind.ABORT_REQUEST not in coordinator.kinds
+    assert client.statistics().completed == 1
+
+
+# What goes wrong
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, RemoteProtocolError),
+        ({"disaggregated_params": None}, RemoteProtocolError),
+        ({"disaggregated_params": {}}, RemoteProtocolError),
+        ({"status": "FAILED"}, RequestFailed),
+    ],
+)
+async def test_a_prefill_without_a_handle_says_why(
+    coordinator: ScriptedCoordinator,
+    client: InferenceClient,
+    fields: dict[str, Any],
+    expected: type[Exception],
+) -> None:
+    prefilling = Prefilling(client)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(prefilling.run)
+        coordinator.reply(await coordinator.submission(), [9], **fields)
+    assert type(prefilling.error) is expected
+    assert await settled(coordinator, client) == []
+    assert client._exchange._scopes == 0
+
+
+@pytest.mark.parametrize("dialect", ["0.19", "0.18"])
+async def test_where_the_dialect_has_no_handoff_nothing_is_sent(dialect: str) -> None:
+    handoff = KVHandoff(META, [3], 7)
+    async with scripted_coordinator(dialect=dialect) as coordinator:
+        async with open_client(coordinator.address, dialect=dialect) as client:
+            with pytest.raises(UnsupportedByDialect, match="has no KV handoff"):
+                client.prefill(PROMPT)
+            with pytest.raises(UnsupportedByDialect, match="has no KV handoff"):
+                client.stream(PROMPT, kv_handoff=handoff)
+            with pytest.raises(UnsupportedByDialect, match="has no RELEASE_KV"):
+                client.release_handoff(7)
+        assert coordinator.kinds == []
+
+
+# Connections
+
+
+async def test_a_handoff_of_an_earlier_connection_is_never_released_but_counted() -> None:
+    address = free_address()
+    async with (
+        scripted_coordinator(address) as coordinator,
+        open_client(address, close_timeout=0.1) as client,
+    ):
+        async with handed_over(coordinator, client) as prefilling:
+            coordinator.close()
+            async with scripted_coordinator(address) as successor:
+                await until(lambda: client.statistics().connections == 2)
+                assert client.statistics().unreleased == 1
+                prefilling.scope.cancel()
+                await until(lambda: prefilling.is_over)
+                assert await settled(successor, client) == []
+                assert client.statistics().unreleased == 1
+
+
+async def test_a_handoff_whose_block_ends_while_there_is_no_connection_is_not_released_later() -> (
+    None
+):
+    address = free_address()
+    async with (
+        scripted_coordinator(address) as coordinator,
+        open_client(address, close_timeout=0.1) as client,
+    ):
+        async with handed_over(coordinator, client) as prefilling:
+            coordinator.close()
+            await until(lambda: not client._exchange._transport.is_up)
+            prefilling.scope.cancel()
+            await until(lambda: prefilling.is_over)
+        async with scripted_coordinator(address) as successor:
+            await until(lambda: client.statistics().connections == 2)
+            assert await settled(successor, client) == []
+    assert client.statistics().unreleased == 1
+
+
+async def test_a_connection_that_is_lost_before_the_reply_is_told(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    prefilling = Prefilling(client)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(prefilling.run)
+        await coordinator.submission()
+        coordinator.close()
+    assert isinstance(prefilling.error, ConnectionLost)
+    assert client.statistics().unreleased == 0
+    assert client._exchange._scopes == 0
+
+
+async def test_a_reply_read_after_its_connection_was_lost_brings_nothing_to_release() -> None:
+    address = free_address()
+    async with (
+        scripted_coordinator(address) as coordinator,
+        open_client(address, close_timeout=0.1) as client,
+    ):
+        signals = client._exchange.signals
+        signals.hold(5, signals.epoch)
+        signals.on_lost()
+        signals.hold(6, signals.epoch - 1)
+        assert signals.unreleased == 2
+        signals.release(5)
+        signals.release(6)
+        assert await settled(coordinator, client) == []
+
+
+# Leaving the client
+
+
+async def test_leaving_releases_what_is_held_and_the_block_does_not_again(
+    coordinator: ScriptedCoordinator,
+) -> None:
+    async with open_client(coordinator.address, close_timeout=60) as client:
+        async with handed_over(coordinator, client):
+            await client.aclose()
+            await coordinator.next(Kind.RELEASE_KV)
+    assert releases(coordinator.log) == [77]
+
+
+async def test_leaving_waits_for_the_reply_of_a_prefill_and_releases_what_it_brings(
+    coordinator: ScriptedCoordinator,
+) -> None:
+    coordinator.answers_aborts = False
+    async with open_client(coordinator.address, close_timeout=60) as client:
+        prefilling = Prefilling(client)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(prefilling.run)
+            request = await coordinator.submission()
+            nursery.start_soon(client.aclose)
+            await coordinator.abort()
+            await trio.testing.wait_all_tasks_blocked()
+            coordinator.reply(request, [9], **pinned(5))
+        assert isinstance(prefilling.error, trio.ClosedResourceError)
+    assert (await coordinator.next(Kind.RELEASE_KV)).id == 5
+    assert client.statistics().undelivered == 0
+
+
+async def test_a_reply_that_is_read_only_when_the_client_leaves_is_released(
+    coordinator: ScriptedCoordinator,
+) -> None:
+    async with open_client(coordinator.address, close_timeout=60) as client:
+        prefilling = Prefilling(client)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(prefilling.run)
+            request = await coordinator.submission()
+            exchange = client._exchange
+
+            def leaving(message: Any) -> None:
+                exchange.on_message(message)
+                client._lifetime.begin_leaving()  # before the task that waits has read it
+
+            exchange._transport._current.listener = _Ear(exchange, leaving)  # type: ignore[union-attr]
+            coordinator.reply(request, [9], **pinned(5))
+        assert isinstance(prefilling.error, trio.ClosedResourceError)
+        assert prefilling.handoff is None
+    assert (await coordinator.next(Kind.RELEASE_KV)).id == 5
+    assert releases(coordinator.log) == [5]
+
+
+class _Ear:
+    """The exchange, with one ear replaced."""
+
+    def __init__(self, exchange: Any, on_message: Callable[[Any], None]) -> None:
+        self.on_message = on_message
+        self.on_malformed = exchange.on_malformed
+        self.on_up = exchange.on_up
+        self.on_lost = exchange.on_lost
+
+
+# Handles that are kept elsewhere
+
+
+async def test_a_handle_kept_elsewhere_is_released_by_its_number(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    client.release_handoff(12)
+    assert (await coordinator.next(Kind.RELEASE_KV)).id == 12
+
+
+async def test_what_was_released_by_hand_is_not_released_again(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    async with handed_over(coordinator, client) as prefilling:
+        client.release_handoff(77)
+        prefilling.scope.cancel()
+        await until(lambda: prefilling.is_over)
+        assert releases(await settled(coordinator, client)) == [77]
+
+
+@pytest.mark.parametrize(
+    ("number", "error"), [("7", TypeError), (True, TypeError), (-1, ValueError)]
+)
+async def test_what_is_no_number_is_refused(
+    client: InferenceClient, number: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error, match="request_id must be"):
+        client.release_handoff(number)
+
+
+async def test_by_hand_nothing_can_be_released_without_a_connection_or_a_client(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    coordinator.close()
+    await until(lambda: not client._exchange._transport.is_up)
+    with pytest.raises(ConnectionLost):
+        client.release_handoff(7)
+    await client.aclose()
+    with pytest.raises(trio.ClosedResourceError):
+        client.release_handoff(7)
+
+
+# Two deployments
+
+
+@pytest.fixture
+async def deployments() -> AsyncGenerator[tuple[EmbeddedCoordinator, EmbeddedCoordinator]]:
+    async with open_coordinator(seed=1) as prefill, open_coordinator(seed=1) as decode:
+        yield prefill, decode
+        for coordinator in (prefill, decode):
+            assert coordinator.pinned == ()
+            assert "dead" not in coordinator.engine_states
+
+
+greedy = partial(SamplingParams, top_k=1, num_tokens_to_generate=20)
+
+
+async def test_a_request_goes_on_in_another_deployment(
+    deployments: tuple[EmbeddedCoordinator, EmbeddedCoordinator],
+) -> None:
+    prompt = list(b"The value of")
+    async with (
+        open_client(deployments[0].address) as prefill,
+        open_client(deployments[1].address) as decode,
+    ):
+        async with prefill.prefill(prompt) as handoff:
+            assert deployments[0].pinned == (handoff.request_id,)
+            completion = await decode.generate(prompt, greedy(), kv_handoff=handoff)
+            async with decode.stream(prompt, greedy(), kv_handoff=handoff) as stream:
+                assert (await stream.result()).generated_tokens == completion.generated_tokens
+        await deployments[0].wait_until(lambda: not deployments[0].pinned)
+        whole = await decode.generate(prompt, greedy())
+    assert completion.generated_tokens == whole.generated_tokens
+
+
+async def test_a_prefill_cancelled_at_any_moment_leaves_nothing_pinned() -> None:
+    async with open_coordinator(step_time=0.001) as coordinator:
+        async with open_client(coordinator.address) as client:
+            for checkpoints in range(60):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(cancel_after, checkpoints, nursery.cancel_scope)
+                    async with client.prefill(list(b"The value of"), greedy()):
+                        await trio.sleep_forever()
+            await until(lambda: client.statistics().aborting == 0)
+            await coordinator.wait_until(lambda: not coordinator.pinned)
+            assert client.statistics().unreleased == 0
+    assert coordinator.statistics().unroutable == 0
+
+
+async def cancel_after(checkpoints: int, scope: trio.CancelScope) -> None:
+    for _ in range(checkpoints):
+        await trio.lowlevel.checkpoint()
+    scope.cancel()
