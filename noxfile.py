@@ -19,6 +19,8 @@ nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.download_python = "never"
 nox.options.error_on_missing_interpreters = False  # nox would set it wherever CI is set
 
+MEGATRON_CORE = "0.19.2"
+
 PYTHONS = ("3.11", "3.12", "3.13")
 RUNNING = f"{sys.version_info.major}.{sys.version_info.minor}"
 PYPROJECT = nox.project.load_toml("pyproject.toml")
@@ -127,6 +129,30 @@ def docs(session: nox.Session) -> None:
     session.install("-e", ".[cli]", *group("docs"))
     session.run(
         "sphinx-build", "-W", "-n", "--keep-going", "-b", "html", "docs", "docs/_build/html"
+    )
+
+
+@nox.session(default=False, python=FOUND["3.11"] or MAIN)
+def megatron(session: nox.Session) -> None:
+    """Run the conformance tests against megatron-core's own coordinator, and those with torch.
+
+    ``nox -s megatron -- 0.18.2`` takes another release than the one below. Its wheel is unpacked
+    rather than installed: it asks for a newer Python than its sources need, and for libraries that
+    its coordinator does not.
+    """
+    release = session.posargs[0] if session.posargs else MEGATRON_CORE
+    session.install("pip", "torch==2.13.0", "triton", "numpy")
+    session.install("-e", ".", *group("tests"))
+    unpacked = Path(session.create_tmp()) / "megatron-core"
+    fetch = ("-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:")
+    wanted = ("--python-version=3.12", f"megatron-core=={release}")
+    session.run("python", *fetch, *wanted, "--dest", str(unpacked))
+    (wheel,) = unpacked.glob(f"megatron_core-{release}-*.whl")
+    session.run("python", "-m", "zipfile", "--extract", str(wheel), str(unpacked))
+    session.run(
+        *("python", "-m", "pytest", "-W", "ignore"),
+        *("tests/megatron", "tests/protocol/test_torch_tensors.py"),
+        env={"PYTHONPATH": str(unpacked)},
     )
 
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from importlib.metadata import version as version_of
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from sphinx.pycode import ModuleAnalyzer
+
+import trio_infer
 
 if TYPE_CHECKING:
+    from sphinx.addnodes import pending_xref
     from sphinx.application import Sphinx
+    from sphinx.environment import BuildEnvironment
 
 project = "trio-infer"
 author = "The trio-infer developers"
@@ -44,7 +51,7 @@ nitpick_ignore_regex = [
 ]
 
 # How these are made is no business of those who get them.
-GIVEN = ("InferenceClient", "CompletionStream", "Dialect", "EmbeddedCoordinator")
+GIVEN = ("InferenceClient", "CompletionStream", "EngineControl", "Dialect", "EmbeddedCoordinator")
 
 
 def hide_signature(_app: Sphinx, what: str, name: str, *_: object) -> tuple[str, None] | None:
@@ -61,6 +68,29 @@ def rejoin_first_line(
         lines[0] = f"{kinds[0].removeprefix(':type: ')}: {lines[0]}"
 
 
+def forget_overloads(_app: Sphinx) -> None:
+    # They would stand in place of the signatures that the page gives.
+    analyzer = ModuleAnalyzer.for_module("trio_infer.opening")
+    analyzer.analyze()
+    analyzer.overloads.clear()
+
+
+def lead_to_class(app: Sphinx, env: BuildEnvironment, node: pending_xref, contnode: Any) -> Any:
+    # An attribute is told in the docstring of its class: a reference to it leads there.
+    owner, _, name = node.get("reftarget", "").rpartition(".")
+    described = getattr(trio_infer, owner.rpartition(".")[2], None)
+    if not isinstance(described, type) or f"\n    {name}: " not in (
+        inspect.getdoc(described) or ""
+    ):
+        return None
+    target = f"trio_infer.{described.__name__}"
+    return env.domains.python_domain.resolve_xref(
+        env, node["refdoc"], app.builder, "class", target, node, contnode
+    )
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("builder-inited", forget_overloads)
+    app.connect("missing-reference", lead_to_class)
     app.connect("autodoc-process-docstring", rejoin_first_line, priority=900)
     app.connect("autodoc-process-signature", hide_signature)

@@ -202,7 +202,9 @@ class EngineControl:
 
         Args:
             confirm: an async function that returns when all engines are paused. The protocol has no
-                sign for that; whoever runs the engines has.
+                sign for that; whoever runs the engines has. **It must not mistake an earlier pause
+                for this one**: a signal takes its time to reach the engines, so between two blocks
+                let it be seen that they run again.
             epoch: the generation epoch to set before they go on.
 
         Raises:

@@ -119,6 +119,7 @@ class Exchange:
         frames = await trio.to_thread.run_sync(
             prepared.frames, request_id, abandon_on_cancel=True, limiter=self._packing
         )
+        await trio.lowlevel.checkpoint_if_cancelled()  # it may have taken long
         return await self._hand_over(lambda: request_id, lambda _: frames, inbox)
 
     async def _hand_over(

@@ -405,7 +405,7 @@ def test_equal_prompts_beside_other_media_share_no_blocks(alphabet: LanguageMode
     serving = make(alphabet, block_size_tokens=2)
     cached = []
     for request_id, key in enumerate(["k1", "k1", "k2", None, None]):
-        parts = (
+        parts: dict[str, Any] = (
             {} if key is None else {"media_meta": MEDIA | {"media_cache_key": key}, "media": [b""]}
         )
         serving.send(request_id, laid_out(serving.codec, [97, 98, 99], full({}), **parts))

@@ -622,6 +622,9 @@ def test_before_there_was_a_parameter_the_prompts_ids_always_came_back(
         assert final(engine, "a", num_tokens_to_generate=1)["prompt_tokens"] == expected
         refused = refusal(engine, "a", num_tokens_to_generate=-1)
         assert refused["prompt_tokens"] == expected
+        nonsense = refusal(engine, [128])
+        assert nonsense["prompt_tokens"] == (expected and ["tensor", []])
+        assert final(engine, [97], num_tokens_to_generate=1)["prompt"] == (expected and "a")
 
 
 # The prefix cache

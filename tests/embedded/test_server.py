@@ -405,3 +405,32 @@ async def test_a_malformed_message_is_logged(
     peer.socket.send([b""])
     await coordinator.wait_until(lambda: coordinator.statistics().malformed == 2)
     assert "dropped" in caplog.text
+
+
+async def test_text_without_ids_fails_its_request_and_nothing_else(
+    alphabet: LanguageModel,
+) -> None:
+    async with (
+        open_coordinator(model=alphabet, block_size_tokens=2) as coordinator,
+        connected(coordinator.address) as peer,
+    ):
+        peer.submit(0, "é")
+        peer.submit(1, "ab", num_tokens_to_generate=1)
+        bodies = [(await peer.final())[1]["status"] for _ in range(2)]
+    assert bodies == ["FAILED", "COMPLETED"]
+
+
+async def test_waiting_for_engines_that_are_all_gone_says_so() -> None:
+    async with (
+        open_coordinator(kv_handoff=False) as coordinator,
+        connected(coordinator.address) as peer,
+    ):
+        peer.submit(0, "hi", do_kv_handoff=True)
+        await coordinator.wait_until(lambda: "dead" in coordinator.engine_states)
+        for wait in (
+            coordinator.engines_paused,
+            coordinator.engines_suspended,
+            coordinator.engines_running,
+        ):
+            with pytest.raises(RuntimeError, match=r"no engine is left to be .*: dead"):
+                await wait()

@@ -532,6 +532,11 @@ def test_numbers_as_arrays() -> None:
             "is no array of int8",
         ),
         (
+            {"routing_indices": ["ndarray", {"data": [1e9], "dtype": "float16"}]},
+            "routing_indices",
+            "is no array of float16",
+        ),
+        (
             {"routing_indices": ["ndarray", {"data": [300], "dtype": "int8"}]},
             "routing_indices",
             "is no array of int8",

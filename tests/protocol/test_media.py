@@ -177,7 +177,7 @@ def test_encoded_items_get_the_key_that_engines_compute(modality: str, items: li
         assert media.cache_key() == key_of_items(modality, items)
         assert media.packed() == msgpack.packb(items)
         assert media.packed_inline() == msgpack.packb({modality: items})
-        assert media.nbytes == sum(map(len, items))
+        assert media.packed_size == sum(map(len, items))
 
 
 @given(MODALITIES, st.binary())
@@ -228,7 +228,9 @@ def test_tensors_get_the_key_that_engines_compute_in_whatever_order_they_are_giv
     }
     assert media.packed() == msgpack.packb(lists)
     assert media.packed_inline() == msgpack.packb({modality: lists})
-    assert media.nbytes == sum(item.nbytes for item in value.values() if not isinstance(item, int))
+    assert media.packed_size == sum(
+        9 * item.size for item in value.values() if not isinstance(item, int)
+    )
 
 
 @pytest.mark.parametrize(
@@ -378,7 +380,7 @@ def test_an_item_larger_than_messagepack_can_count_is_refused(
 ) -> None:
     assert media_module.MAX_ITEM == 2**32 - 1
     monkeypatch.setattr(media_module, "MAX_ITEM", 3)
-    assert checked({"image": b"xxx"}).nbytes == 3
+    assert checked({"image": b"xxx"}).packed_size == 3
     with pytest.raises(ValueError, match=r"\['image'\]\[1\] has 4 bytes; 3 can be sent"):
         check_media({"image": [b"x", bytearray(4)]}, FRAMED)
 

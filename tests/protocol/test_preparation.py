@@ -354,7 +354,7 @@ LIGHT: dict[str, dict[str, Any]] = {
     "text": {"prompt": TEXT[1:]},
     "an item": {"prompt": [1], "multi_modal_data": {"image": bytes(2**18 - 1)}},
     "items": {"prompt": TEXT[1:], "multi_modal_data": {"image": [bytes(2**17), bytes(2**16)]}},
-    "tensors": {"prompt": [1], "multi_modal_data": {"image": {"imgs": IMGS[1:]}}},
+    "tensors": {"prompt": [1], "multi_modal_data": {"image": {"imgs": IMGS[:7]}}},
     "a handoff": {"prompt": TOKENS[1:], "kv_handoff": HANDOFF},
     "nothing": {"prompt": [1]},
 }

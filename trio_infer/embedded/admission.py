@@ -66,6 +66,7 @@ def admit(
             status=Status.FAILED,
             sampling_params=sampling_params,
             events=[EngineEvent(now, EventType.FAIL)],
+            returns_prompt_tokens="return_prompt_tokens" not in known_params,
         )
     end_token = model.end_token if params.termination_id is None else params.termination_id
     request = EngineRequest(

@@ -189,7 +189,7 @@ class EngineRequest:
                 budget=self.budget, termination_id=self.termination_id
             ),
             events=self.events,
-            prompt=self.prompt,
+            prompt=self._told_prompt(model),
             prompt_tokens=self.tokens[: self.prompt_length],
             returns_prompt_tokens=self.params.returns_prompt_tokens,
             generated_tokens=generated,
@@ -206,6 +206,12 @@ class EngineRequest:
             epochs=self.epochs,
             handoff=handoff,
         ).to_wire()
+
+    def _told_prompt(self, model: LanguageModel) -> str | None:
+        """The prompt if it was text; where its ids always come back, the text of ids as well."""
+        if self.prompt is None and "return_prompt_tokens" not in self.params.known:
+            return model.detokenize(self.tokens[: self.prompt_length])
+        return self.prompt
 
     def _shown(self, generated: Sequence[int], end_token: int) -> Sequence[int]:
         """The tokens without the end tokens that they end in, unless those were asked for."""

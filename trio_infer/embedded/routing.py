@@ -75,16 +75,16 @@ class Router:
         if hashing.block_size is None or not hashing.reads_hashes:
             return []
         if sent is None:
-            tokens = self.tokenize(prompt) if isinstance(prompt, str) else prompt
-            sent = self._hashes(tokens, salt)
+            sent = self._hashes(prompt, salt)
         only_first = hashing.policy is PrefixCachingCoordinatorPolicy.FIRST_PREFIX_BLOCK
         return sent[:1] if only_first else sent
 
-    def _hashes(self, tokens: list[int], salt: str | None) -> list[int]:
-        """None of what is no token ids, which admission refuses."""
+    def _hashes(self, prompt: str | list[int], salt: str | None) -> list[int]:
+        """None of what has no token ids, or is none, which admission refuses."""
         try:
+            tokens = self.tokenize(prompt) if isinstance(prompt, str) else prompt
             return self.hashing.of(tokens, salt=salt) or []
-        except (TypeError, OverflowError):
+        except (TypeError, OverflowError, ValueError):
             return []
 
     def _best(self, hashes: Sequence[int]) -> int:

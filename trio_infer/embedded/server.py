@@ -184,15 +184,25 @@ class EmbeddedCoordinator:
 
     async def engines_paused(self) -> None:
         """Returns once all engines are paused: what ``engines.paused`` is confirmed with."""
-        await self.wait_until(lambda: self._core.are_all(EngineState.PAUSED))
+        await self._wait_engines(EngineState.PAUSED)
 
     async def engines_suspended(self) -> None:
         """Returns once all engines are suspended: what ``engines.suspended`` is confirmed with."""
-        await self.wait_until(lambda: self._core.are_all(EngineState.SUSPENDED))
+        await self._wait_engines(EngineState.SUSPENDED)
 
     async def engines_running(self) -> None:
-        """Returns once all engines are running."""
-        await self.wait_until(lambda: self._core.are_all(EngineState.RUNNING))
+        """Returns once all engines are running, such as before they are paused again.
+
+        Raises:
+            RuntimeError: no engine is left; so do the two before.
+        """
+        await self._wait_engines(EngineState.RUNNING)
+
+    async def _wait_engines(self, state: EngineState) -> None:
+        await self.wait_until(lambda: self._core.are_all(state) or not self._core.engines)
+        if not self._core.engines:
+            msg = f"no engine is left to be {state.name.lower()}: {', '.join(self.engine_states)}"
+            raise RuntimeError(msg)
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
         """Returns once a condition on this coordinator holds, at once if it does already.

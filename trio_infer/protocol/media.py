@@ -6,6 +6,7 @@ quick; the key and the bytes take time that grows with the media.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
@@ -57,11 +58,13 @@ class Media:
     preexpanded: bool = False
 
     @property
-    def nbytes(self) -> int:
-        """How much there is to hash, and to pack."""
+    def packed_size(self) -> int:
+        """How many bytes there are to pack, about: of a tensor nine for each number."""
         if isinstance(self.value, tuple):
             return sum(map(len, self.value))
-        return sum(part.nbytes for part in self.value.values() if isinstance(part, Tensor))
+        return sum(
+            9 * math.prod(part.shape) for part in self.value.values() if isinstance(part, Tensor)
+        )
 
     def cache_key(self) -> str:
         """What tells these media from others, whatever tokens stand for them in a prompt."""

@@ -212,4 +212,4 @@ class Preparation:
 
 def _is_heavy(prompt: str | list[int], media: Media | None) -> bool:
     most = HEAVY_BYTES if isinstance(prompt, str) else HEAVY_TOKENS
-    return len(prompt) >= most or (media is not None and media.nbytes >= HEAVY_BYTES)
+    return len(prompt) >= most or (media is not None and media.packed_size >= HEAVY_BYTES)
