@@ -479,3 +479,29 @@ def test_the_oldest_releases_get_no_parameter_of_a_handoff(dialect: Dialect) -> 
     assert not prepared.is_prefill
     assert prepared.asked.keys().isdisjoint({"do_kv_handoff", "streaming"})
     assert arrived(prepared, dialect).sampling_params == prepared.asked
+
+
+def test_each_request_carries_its_own_parameters_though_the_last_are_remembered() -> None:
+    hot, cold = SamplingParams(temperature=2.0), SamplingParams(temperature=0.5)
+    prepares = Preparation(ClientCodec(FRAMED))
+    sent = []
+    for params, streaming in ((hot, False), (cold, False), (cold, True), (hot, False), (hot, True)):
+        prepared = prepares.prepare([1], params, streaming=streaming)
+        message = CoordinatorCodec(FRAMED).decode(prepared.frames(0))
+        assert message.sampling_params == prepared.asked
+        assert message.sampling_params is not None
+        sent.append((message.sampling_params["temperature"], message.sampling_params["streaming"]))
+    assert sent == [(2.0, False), (0.5, False), (0.5, True), (2.0, False), (2.0, True)]
+
+
+def test_parameters_of_a_prefill_are_not_mistaken_for_those_of_others() -> None:
+    params = SamplingParams(num_tokens_to_generate=3)
+    prepares = Preparation(ClientCodec(FRAMED))
+    for make, expected in (
+        (prepares.prepare, False),
+        (prepares.prepare_prefill, True),
+        (prepares.prepare, False),
+    ):
+        message = CoordinatorCodec(FRAMED).decode(make([1], params).frames(0))
+        assert message.sampling_params is not None
+        assert message.sampling_params["do_kv_handoff"] is expected

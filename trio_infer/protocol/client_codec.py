@@ -6,13 +6,13 @@ Of a reply only the head is opened. The body stays packed, for whoever reads it 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import attrs
 
 from .dialect import Dialect, Kind
-from .packing import Frame, Frames, MalformedMessage, pack, unpack_head
-from .wire import frames_of, is_id, kind_of, no_list, read_fields
+from .packing import Frame, Frames, MalformedMessage, pack, unpack, unpack_head
+from .wire import frames_of, is_id, kind_of, no_list
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,6 +28,9 @@ HEAD_BYTES: Final = 32
 _NOTHING: Final = pack(None)
 
 _REPLIES: Final = frozenset({Kind.ENGINE_REPLY_PARTIAL, Kind.ENGINE_REPLY})
+
+_SHAPES: Final = {True: (1, 2), False: (2, 1)}
+"""How many fields a reply has behind its header number, and how many frames; multipart or not."""
 
 
 class ServerMessage(NamedTuple):
@@ -49,8 +52,8 @@ class Submission:
     """
 
     opening: bytes
-    fields: tuple[bytes, ...]
-    bodies: tuple[bytes, ...]
+    fields: list[bytes]
+    bodies: list[bytes]
 
 
 @functools.cache
@@ -83,8 +86,8 @@ class ClientCodec:
         number, layout = self.dialect.number(kind), self.dialect.layouts[kind]
         return Submission(
             opening=_opening(number, 1 + len(layout.fields)),
-            fields=tuple(packed.get(name, _NOTHING) for name in layout.fields[1:]),  # but the id
-            bodies=tuple(packed.get(name, _NOTHING) for name in layout.bodies),
+            fields=[packed.get(name, _NOTHING) for name in layout.fields[1:]],  # all but the id
+            bodies=[packed.get(name, _NOTHING) for name in layout.bodies],
         )
 
     def submit(self, request_id: int, submission: Submission) -> Frames:
@@ -122,6 +125,12 @@ class ClientCodec:
         dialect = self.dialect
         read_head = _metadata_head if dialect.is_multipart else _inner_head
         kind, length, first, end = read_head(dialect, frames[0])
+        if (
+            kind in _REPLIES
+            and is_id(first)
+            and (length, len(frames)) == (_SHAPES[dialect.is_multipart])
+        ):
+            return ServerMessage(kind, first, frames[1] if length == 1 else frames[0][end:])
         if kind is Kind.CONNECT_ACK:
             if length or len(frames) != 1 or end != len(frames[0]):
                 msg = "a CONNECT_ACK that carries something"
@@ -130,30 +139,15 @@ class ClientCodec:
         if kind not in _REPLIES:
             msg = f"{kind.name} is nothing that a coordinator sends to a client"
             raise MalformedMessage(msg)
+        msg = f"{kind.name} with {length} fields and {len(frames)} frames"
         request_id = first if is_id(first) else None
-        layout = dialect.layouts[kind]
-        expected = (len(layout.fields), len(layout.bodies) + 1)
-        if request_id is None or (length, len(frames)) != expected:
-            msg = f"{kind.name} with {length} fields and {len(frames)} frames"
-            is_final = kind is Kind.ENGINE_REPLY
-            raise MalformedMessage(msg, request_id=request_id, is_final=is_final)
-        return ServerMessage(kind, request_id, frames[1] if layout.bodies else frames[0][end:])
+        is_final = kind is Kind.ENGINE_REPLY
+        raise MalformedMessage(msg, request_id=request_id, is_final=is_final)
 
 
-class _Head(NamedTuple):
-    """How the first frame of a message begins.
-
-    Attributes:
-        kind: of the message.
-        length: how many fields stand behind the header number.
-        first: the first of them, which should be an id; None if there is none.
-        end: where what was read of the frame ends.
-    """
-
-    kind: Kind
-    length: int
-    first: Any
-    end: int
+# How the first frame of a message begins: its kind, how many fields stand behind the header number,
+# the first of them (which should be an id) or None, and where what was read of the frame ends.
+_Head: TypeAlias = tuple[Kind, int, Any, int]
 
 
 def _metadata_head(dialect: Dialect, frame: Frame) -> _Head:
@@ -161,8 +155,11 @@ def _metadata_head(dialect: Dialect, frame: Frame) -> _Head:
     if len(frame) > MAX_METADATA_BYTES:
         msg = f"metadata of {len(frame)} bytes"
         raise MalformedMessage(msg)
-    kind, fields = read_fields(dialect, frame)
-    return _Head(kind, len(fields), fields[0] if fields else None, len(frame))
+    fields = unpack(frame)
+    if type(fields) is not list or not fields:
+        raise no_list()
+    first = fields[1] if len(fields) > 1 else None
+    return kind_of(dialect, fields[0]), len(fields) - 1, first, len(frame)
 
 
 def _inner_head(dialect: Dialect, frame: Frame) -> _Head:
@@ -171,4 +168,4 @@ def _inner_head(dialect: Dialect, frame: Frame) -> _Head:
     if not items:
         raise no_list()
     number, *rest = items
-    return _Head(kind_of(dialect, number), length - 1, rest[0] if rest else None, end)
+    return kind_of(dialect, number), length - 1, rest[0] if rest else None, end

@@ -9,7 +9,7 @@ import attrs
 
 from .dialect import Dialect, Kind
 from .packing import Frame, Frames, MalformedMessage, unpack
-from .wire import frames_of, is_id, read_fields
+from .wire import frames_of, is_id, kind_of, no_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -101,7 +101,7 @@ class CoordinatorCodec:
         if not frames:
             msg = "a message without frames"
             raise MalformedMessage(msg)
-        kind, fields = read_fields(self.dialect, frames[0])
+        kind, fields = self._first_frame(frames[0])
         layout = self.dialect.layouts[kind]
         expected = (len(layout.fields), len(layout.bodies) + 1)
         if kind not in _FROM_CLIENT or (len(fields), len(frames)) != expected:
@@ -114,3 +114,10 @@ class CoordinatorCodec:
                 msg = f"{kind.name} with the {name} {reprlib.repr(values[name])}"
                 raise MalformedMessage(msg)
         return ClientMessage(kind=kind, **values)
+
+    def _first_frame(self, frame: Frame) -> tuple[Kind, list[Any]]:
+        """The kind of a message, and what stands behind its header number in the first frame."""
+        fields = unpack(frame)
+        if type(fields) is not list or not fields:
+            raise no_list()
+        return kind_of(self.dialect, fields[0]), fields[1:]

@@ -17,6 +17,8 @@ __all__ = ["Dialect", "Kind", "Layout"]
 class Kind(enum.Enum):
     """What a message is, whatever number a dialect gives it. The names are megatron-core's."""
 
+    __hash__ = object.__hash__  # an enum's own is written in Python, and tables ask for it often
+
     CONNECT = enum.auto()
     CONNECT_ACK = enum.auto()
     SUBMIT_REQUEST = enum.auto()
@@ -60,8 +62,8 @@ def _frozen_layouts(layouts: Mapping[Kind, Layout]) -> Mapping[Kind, Layout]:
 class Dialect:
     """One row of the table: what a release of megatron-core speaks.
 
-    ``headers`` holds the number of each kind of message that exists in it, and ``layouts`` what
-    stands in them.
+    ``headers`` holds the number of each kind of message that exists in it, ``layouts`` what stands
+    in them, and ``is_multipart`` whether bodies have frames of their own.
 
     Attributes:
         name: the name that ``open_client(dialect=…)`` takes.
@@ -75,6 +77,7 @@ class Dialect:
     sampling_fields: tuple[str, ...]
     modalities: frozenset[str] = frozenset()
     kinds: Mapping[int, Kind] = attrs.field(init=False)
+    is_multipart: bool = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         if not self.headers.keys() <= self.layouts.keys():
@@ -82,6 +85,7 @@ class Dialect:
             raise ValueError(msg)
         by_number = {number: kind for kind, number in self.headers.items()}
         object.__setattr__(self, "kinds", MappingProxyType(by_number))
+        object.__setattr__(self, "is_multipart", bool(self._submission.bodies))
 
     def __repr__(self) -> str:
         return f"<Dialect {self.name}>"
@@ -121,11 +125,6 @@ class Dialect:
     def can_offload(self) -> bool:
         """Whether a request can carry offload parameters."""
         return "offload_params" in self._submission.bodies
-
-    @property
-    def is_multipart(self) -> bool:
-        """Whether a body has a frame of its own; otherwise one frame holds everything."""
-        return bool(self._submission.bodies)
 
     @property
     def _submission(self) -> Layout:

@@ -64,6 +64,15 @@ class Prepared:
         return self._codec.submit(request_id, submission)
 
 
+@attrs.define(eq=False)
+class _Memo:
+    """Sampling parameters, what is sent of them, and that packed, once somebody has packed it."""
+
+    params: SamplingParams
+    asked: Mapping[str, Any]
+    packed: bytes = b""
+
+
 @attrs.frozen
 class Preparation:
     """What a client does with each request before it is handed over.
@@ -74,6 +83,7 @@ class Preparation:
 
     codec: ClientCodec
     prefix_hashing: PrefixHashing = attrs.field(factory=PrefixHashing)
+    _memos: dict[bool, _Memo] = attrs.field(factory=dict, init=False, repr=False, eq=False)
 
     def __attrs_post_init__(self) -> None:
         dialect = self.codec.dialect
@@ -104,7 +114,7 @@ class Preparation:
         if params.do_kv_handoff:
             msg = "do_kv_handoff is for prefill() to set: leave it out"
             raise ValueError(msg)
-        asked = sampling_fields(params, self.codec.dialect, streaming=streaming)
+        asked = self._asked(params, streaming=streaming)
         if not isinstance(kv_handoff, KVHandoff | None):
             msg = f"kv_handoff must be a KVHandoff, not {type(kv_handoff).__name__}"
             raise TypeError(msg)
@@ -114,6 +124,21 @@ class Preparation:
             msg = "kv_handoff goes without multi_modal_data and offload_params: leave them out"
             raise ValueError(msg)
         return self._going_on(prompt, asked, kv_handoff)
+
+    def _asked(self, params: SamplingParams, *, streaming: bool) -> Mapping[str, Any]:
+        """The parameters to send. Many requests share one object, so the last one is remembered."""
+        memo = self._memos.get(streaming)
+        if memo is None or memo.params is not params:
+            asked = sampling_fields(params, self.codec.dialect, streaming=streaming)
+            memo = self._memos[streaming] = _Memo(params, asked)
+        return memo.asked
+
+    def _packed(self, asked: Mapping[str, Any]) -> bytes:
+        memo = self._memos.get(bool(asked.get("streaming")))
+        if memo is None or memo.asked is not asked:
+            return pack(asked)
+        memo.packed = memo.packed or pack(asked)
+        return memo.packed
 
     def prepare_prefill(
         self,
@@ -146,7 +171,7 @@ class Preparation:
         media = check_media(multi_modal_data, dialect)
         if offload_params is not None and not dialect.can_offload:
             dialect.refuse("offload parameters", "leave out offload_params")
-        offload = thaw(freeze(offload_params, "offload_params"))
+        offload = None if offload_params is None else thaw(freeze(offload_params, "offload_params"))
         coerced = coerce_prompt(prompt)
         lay_out = partial(self._lay_out, coerced, asked, media, offload)
         return Prepared(
@@ -164,15 +189,17 @@ class Preparation:
         media: Media | None,
         offload_params: object,
     ) -> Submission:
-        parts = {"prompt": pack(prompt), "sampling_params": pack(asked)}
+        parts = {"prompt": pack(prompt), "sampling_params": self._packed(asked)}
         key = None
         if media is not None and self.codec.dialect.is_multipart:
             key = media.cache_key()
             parts |= {"media_meta": pack(media.descriptor(key)), "media": media.packed()}
         elif media is not None:
             parts["multi_modal_data"] = media.packed_inline()
-        if self.codec.dialect.is_multipart:
-            parts["block_hashes"] = pack(self.prefix_hashing.of(prompt, salt=key))
+        hashes = self.prefix_hashing.of(prompt, salt=key)
+        if hashes is not None:
+            parts["block_hashes"] = pack(hashes)
+        if offload_params is not None:
             parts["offload_params"] = pack(offload_params)
         return self.codec.lay_out(Kind.SUBMIT_REQUEST, parts)
 

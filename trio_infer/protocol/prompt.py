@@ -32,7 +32,10 @@ def coerce_prompt(prompt: Prompt) -> str | list[int]:
         TypeError: for anything else; bytes, bools and floats are no token ids.
         ValueError: for an empty prompt, text with lone surrogates, ids beyond signed 64 bits.
     """
-    coerced = to_text(prompt, "prompt") if isinstance(prompt, str) else _token_ids(prompt)
+    if type(prompt) is list and prompt and set(map(type, prompt)) == {int}:
+        coerced: str | list[int] = _in_range(prompt.copy(), "prompt")  # by far the most are so
+    else:
+        coerced = to_text(prompt, "prompt") if isinstance(prompt, str) else _token_ids(prompt)
     if not coerced:
         msg = "prompt is empty: give the engine at least one token to start from"
         raise ValueError(msg)
@@ -65,6 +68,10 @@ def coerce_ints(value: object, name: str) -> list[int]:
     ints = list(items)
     if not all(type(item) is int for item in ints):
         return [to_int(item, f"{name}[{index}]") for index, item in enumerate(ints)]
+    return _in_range(ints, name)
+
+
+def _in_range(ints: list[int], name: str) -> list[int]:
     if ints and not (min(ints) >= INT64_MIN and max(ints) <= INT64_MAX):
         index = next(i for i, item in enumerate(ints) if not INT64_MIN <= item <= INT64_MAX)
         msg = f"{name}[{index}] must fit signed 64 bits"

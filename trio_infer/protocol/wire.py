@@ -9,15 +9,15 @@ from __future__ import annotations
 import reprlib
 from typing import TYPE_CHECKING, Any
 
-from .packing import MalformedMessage, pack, unpack
+from .packing import MalformedMessage, pack
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from .dialect import Dialect, Kind
-    from .packing import Frame, Frames
+    from .packing import Frames
 
-__all__ = ["frames_of", "is_id", "kind_of", "no_list", "read_fields"]
+__all__ = ["frames_of", "is_id", "kind_of", "no_list"]
 
 
 def frames_of(dialect: Dialect, kind: Kind, values: Mapping[str, Any]) -> Frames:
@@ -47,18 +47,6 @@ def kind_of(dialect: Dialect, number: object) -> Kind:
         msg = f"unknown header {reprlib.repr(number)}"
         raise MalformedMessage(msg)
     return kind
-
-
-def read_fields(dialect: Dialect, frame: Frame) -> tuple[Kind, list[Any]]:
-    """The kind of a message, and all that stands behind its header number in the first frame.
-
-    Raises:
-        MalformedMessage: the frame makes no sense.
-    """
-    fields = unpack(frame)
-    if type(fields) is not list or not fields:
-        raise no_list()
-    return kind_of(dialect, fields[0]), fields[1:]
 
 
 def no_list() -> MalformedMessage:
