@@ -143,9 +143,12 @@ class ScriptedCoordinator:
         self._tokens[to.client, to.id] += tokens
         self.send(to.client, self.partial_frames(to, tokens, **fields))
 
+    def reply_frames(self, to: Received, tokens: list[int], **fields: Any) -> Frames:
+        return self._codec.reply(to.id, finished(tokens, **fields))
+
     def reply(self, to: Received, tokens: list[int], **fields: Any) -> None:
         self._tokens.pop((to.client, to.id), None)
-        self.send(to.client, self._codec.reply(to.id, finished(tokens, **fields)))
+        self.send(to.client, self.reply_frames(to, tokens, **fields))
 
     def close(self) -> None:
         """Dies, without a word."""

@@ -9,7 +9,7 @@ import trio
 from .engines import EngineControl
 from .handoff import Heir, Prefill
 from .models.result import ResultT
-from .models.scalars import to_int
+from .models.scalars import UINT64_MAX, to_int
 from .protocol.dialect import Kind
 from .request import Request
 from .streams import CompletionStream
@@ -191,10 +191,11 @@ class InferenceClient(trio.abc.AsyncResource, Generic[ResultT]):
             multi_modal_data=multi_modal_data,
             offload_params=offload_params,
         )
+        heir = Heir(self._exchange)
         request: Request[Completion] = Request(
-            self._exchange, prepared, deserialize=True, heir=Heir(self._exchange)
+            self._exchange, prepared, deserialize=True, heir=heir
         )
-        return Prefill(self._exchange, request)
+        return Prefill(self._exchange, request, heir)
 
     def release_handoff(self, request_id: int) -> None:
         """Releases a handoff whose handle is kept elsewhere than in a block of `prefill`.
@@ -211,7 +212,7 @@ class InferenceClient(trio.abc.AsyncResource, Generic[ResultT]):
             ConnectionLost: there is no connection.
             trio.ClosedResourceError: the client is closed.
         """
-        number = to_int(request_id, "request_id")
+        number = to_int(request_id, "request_id", most=UINT64_MAX)
         if number < 0:
             msg = f"request_id must be an engine's number, not {number}"
             raise ValueError(msg)

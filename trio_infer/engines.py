@@ -17,13 +17,15 @@ the profiler's       running   paused     suspended
 
 A PAUSE takes the engines many steps, and UNPAUSE, SUSPEND or STOP before they are through kills
 them. So the blocks want to be told when it is done, and undo nothing of which they were not told.
+All other signals engines are through with before they look for the next.
 """
 
 from __future__ import annotations
 
 import enum
+import inspect
 import logging
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -32,9 +34,10 @@ import trio
 from .errors import LocalProtocolError
 from .models.scalars import to_flag, to_int
 from .protocol.dialect import Kind
+from .signals import CLOSED
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
     from contextlib import AbstractAsyncContextManager
 
     from .exchange import Exchange
@@ -161,13 +164,19 @@ class EngineControl:
         self._send(Kind.STOP_CUDA_PROFILER)
 
     def _send(self, kind: Kind, *, force: bool = False, **values: int) -> None:
-        after = self._after(kind, force=to_flag(force, "force"))
+        """What users send: whatever state that leads to is theirs to leave again."""
+        self._send_one(kind, force=to_flag(force, "force"), **values)
+        if _TRANSITIONS[kind] is _UNCHANGED:
+            return
+        if self._state is _State.RUNNING or not self._pause.blocks:
+            self._pause.ours = False
+        if self._state is not _State.SUSPENDED or not self._suspension.blocks:
+            self._suspension.ours = False
+
+    def _send_one(self, kind: Kind, *, force: bool = False, **values: int) -> None:
+        after = self._after(kind, force=force)
         self._exchange.signals.send(kind, **values)
         self._state = after
-        if after is not _State.SUSPENDED:
-            self._suspension.ours = False
-        if after is _State.RUNNING:
-            self._pause.ours = False
 
     def _after(self, kind: Kind, *, force: bool) -> _State:
         """The state behind a signal, if it may be sent."""
@@ -242,9 +251,11 @@ class EngineControl:
         self, confirm: Callable[[], Awaitable[object]], epoch: int | None
     ) -> AsyncGenerator[None]:
         await trio.lowlevel.checkpoint_if_cancelled()
-        self._enter(self._pause, Kind.PAUSE, _State.PAUSED)
+        confirmation = _call(confirm)
+        with _closing(confirmation):
+            self._enter(self._pause, Kind.PAUSE, _State.PAUSED)
         try:
-            await self._await_confirmation(self._pause, confirm)
+            await self._await_confirmation(self._pause, confirmation, confirm)
             yield
             if epoch is not None:
                 self._exchange.signals.send_or_owe(Kind.SET_GENERATION_EPOCH, epoch=epoch)
@@ -255,19 +266,27 @@ class EngineControl:
     @trio.lowlevel.enable_ki_protection
     async def _suspended(self, confirm: Callable[[], Awaitable[object]]) -> AsyncGenerator[None]:
         await trio.lowlevel.checkpoint_if_cancelled()
-        self._enter(self._suspension, Kind.SUSPEND, _State.SUSPENDED)
+        confirmation = _call(confirm)
+        with _closing(confirmation):
+            self._enter(self._suspension, Kind.SUSPEND, _State.SUSPENDED)
         self._pause.blocks += 1  # what is suspended is paused, whoever paused it
         try:
-            await self._await_confirmation(self._suspension, confirm)
+            await self._await_confirmation(self._suspension, confirmation, confirm)
             yield
         finally:
             self._exit(self._suspension, Kind.RESUME, _State.SUSPENDED)
             self._end(self._pause, Kind.UNPAUSE, _State.PAUSED)
 
     def _enter(self, hold: _Hold, kind: Kind, state: _State) -> None:
-        moves = self._state is not state
-        if moves or kind is Kind.PAUSE:  # a second PAUSE is ignored, a second SUSPEND is warned of
-            self._send(kind)
+        # A second PAUSE is ignored, a second SUSPEND warned of; and it may be another one's by now.
+        moves = _TRANSITIONS[kind].get(self._state, state) is not self._state
+        if moves and kind is Kind.SUSPEND and self._pause.ours and not self._pause.confirmed:
+            msg = "SUSPEND kills engines that are not paused yet, and nobody has confirmed that"
+            raise LocalProtocolError(msg)
+        if self._state is state and kind is Kind.SUSPEND:
+            self._exchange.signals.check()
+        else:
+            self._send_one(kind)
         if moves:
             hold.ours, hold.confirmed = True, False
         hold.blocks += 1
@@ -284,6 +303,9 @@ class EngineControl:
         hold.blocks -= 1
         if hold.blocks or not hold.ours:
             return
+        if self._state is _State.RUNNING:  # they were unpaused, or stopped, by hand
+            hold.ours = False
+            return
         if not hold.confirmed or self._state is not state:
             why = "they were not confirmed to be" if not hold.confirmed else "they are not"
             _logger.warning("%s was not sent to engines, since %s %s", kind.name, why, state.value)
@@ -293,15 +315,21 @@ class EngineControl:
         hold.ours = False
 
     async def _await_confirmation(
-        self, hold: _Hold, confirm: Callable[[], Awaitable[object]]
+        self,
+        hold: _Hold,
+        confirmation: Awaitable[object],
+        confirm: Callable[[], Awaitable[object]],
     ) -> None:
         try:
-            await confirm()
+            await confirmation
         except BaseException:
             with trio.move_on_after(self._close_timeout, shield=True):  # bounded: engines would die
-                hold.confirmed |= await _confirms(confirm)
+                if await _confirms(confirm):
+                    hold.confirmed = True
             raise
         hold.confirmed = True
+        if self._exchange.is_leaving:
+            raise trio.ClosedResourceError(CLOSED)
 
 
 async def _confirms(confirm: Callable[[], Awaitable[object]]) -> bool:
@@ -311,6 +339,26 @@ async def _confirms(confirm: Callable[[], Awaitable[object]]) -> bool:
         _logger.exception("the state of the engines could not be confirmed")
         return False
     return True
+
+
+def _call(confirm: Callable[[], object]) -> Awaitable[object]:
+    """Calls it, while it is still early enough to find that there is nothing to wait for."""
+    confirmation = confirm()
+    if not inspect.isawaitable(confirmation):
+        msg = f"confirm must be an async function, not one that returns {confirmation!r:.40}"
+        raise TypeError(msg)
+    return confirmation
+
+
+@contextmanager
+def _closing(confirmation: Awaitable[object]) -> Generator[None]:
+    """Closes it, if it comes to nothing."""
+    try:
+        yield
+    except BaseException:
+        if inspect.iscoroutine(confirmation):
+            confirmation.close()
+        raise
 
 
 def _check_confirm(confirm: object) -> None:

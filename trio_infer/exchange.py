@@ -183,17 +183,18 @@ class Exchange:
             self._send_abort(request_id)
 
     @trio.lowlevel.enable_ki_protection
-    def fail(self, request_id: int, *, finished: bool) -> None:
+    def fail(self, request_id: int, *, finished: bool, heir: Inbox | None) -> None:
         """A body that came for the request made no sense, so it has failed.
 
         Args:
             request_id: whose body it was.
             finished: whether the final reply has come; if not, the request is aborted.
+            heir: who gets the final reply then, if anybody.
         """
         self._malformed += 1
         if finished:
             self.recount_as_failed()
-        elif self._session.fail(request_id):
+        elif self._session.fail(request_id, heir):
             self._send_abort(request_id)
 
     def recount_as_failed(self) -> None:
@@ -237,7 +238,7 @@ class Exchange:
             self._check_settled()
         else:
             inbox = self._session.partial(error.request_id)
-            if inbox is not None and self._session.fail(error.request_id):
+            if inbox is not None and self._session.fail(error.request_id, inbox.heir):
                 self._send_abort(error.request_id)
         if inbox is not None:
             inbox.malformed(error)

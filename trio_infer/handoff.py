@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .models import Completion, KVHandoff
     from .protocol.packing import Frame
     from .request import Request
+    from .signals import Held
 
 __all__ = ["Heir", "Prefill"]
 
@@ -48,6 +49,15 @@ class Heir:
 
     def final(self, body: Frame) -> None:
         """The final reply came."""
+        self.take(body, self._exchange.signals.epoch)
+
+    def take(self, body: Frame, epoch: int) -> None:
+        """Releases what came with a reply.
+
+        Args:
+            body: of the final reply.
+            epoch: as it was when it came.
+        """
         try:
             handoff = handoff_of(unpack_map(body))
         except MalformedMessage as error:
@@ -55,8 +65,7 @@ class Heir:
             return
         if handoff is not None:
             signals = self._exchange.signals
-            signals.hold(handoff.request_id, signals.epoch)
-            signals.release(handoff.request_id)
+            signals.release(signals.hold(handoff.request_id, epoch))
 
     def malformed(self, error: MalformedMessage) -> None:
         """A reply came that makes no sense, so that nothing can be released."""
@@ -78,12 +87,14 @@ class Prefill:
     Args:
         exchange: where the request goes.
         request: of a prefill.
+        heir: what releases the handoff where nobody else does.
     """
 
-    def __init__(self, exchange: Exchange, request: Request[Completion]) -> None:
+    def __init__(self, exchange: Exchange, request: Request[Completion], heir: Heir) -> None:
         self._exchange = exchange
         self._request = request
-        self._handoff: KVHandoff | None = None
+        self._heir = heir
+        self._held: Held | None = None
 
     @trio.lowlevel.enable_ki_protection
     async def __aenter__(self) -> KVHandoff:
@@ -91,10 +102,9 @@ class Prefill:
 
         Cancelled, it leaves nothing behind.
         """
-        prepared = self._request.claim()
         self._exchange.enter_scope()  # so that leaving waits for whatever the reply brings
         try:
-            await self._request.hand_over(prepared)
+            await self._request.hand_over(self._request.claim())
             try:
                 completion = await self._request.result()
             except BaseException:
@@ -109,20 +119,17 @@ class Prefill:
         if handoff is None:
             msg = "the engine kept no KV cache blocks: it is not set up for handoff"
             raise RemoteProtocolError(msg)
-        self._exchange.signals.hold(handoff.request_id, self._request.reception.epoch)
+        epoch = self._request.reception.epoch
+        self._held = self._exchange.signals.hold(handoff.request_id, epoch)
         if self._exchange.is_leaving:
             raise trio.ClosedResourceError(CLOSED)
-        self._handoff = handoff
         return handoff
 
     def _release_unclaimed(self) -> None:
-        """The reply may have come in the tick in which nobody wanted it any more."""
-        reception, signals = self._request.reception, self._exchange.signals
-        reception.decode()
-        handoff = None if reception.completion is None else reception.completion.kv_handoff
-        if handoff is not None:
-            signals.hold(handoff.request_id, reception.epoch)
-            signals.release(handoff.request_id)
+        """The reply may have come in the tick in which nobody wanted it any more, or be no good."""
+        reception = self._request.reception
+        if reception.final_body is not None:
+            self._heir.take(reception.final_body, reception.epoch)
 
     @trio.lowlevel.enable_ki_protection
     async def __aexit__(
@@ -132,5 +139,5 @@ class Prefill:
         traceback: TracebackType | None,
     ) -> None:
         """Releases the blocks. Never waits."""
-        if self._handoff is not None:
-            self._exchange.signals.release(self._handoff.request_id)
+        if self._held is not None:
+            self._exchange.signals.release(self._held)

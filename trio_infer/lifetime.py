@@ -73,6 +73,7 @@ class Lifetime:
                     with trio.move_on_after(self.close_timeout):
                         await self.exchange.wait_settled()
                     self._tell_what_is_owed()
+                    self.exchange.signals.end()
                     nursery.cancel_scope.cancel()
             finally:
                 await self._dispose()  # noqa: ASYNC102 - within the linger

@@ -234,6 +234,7 @@ async def connect_client(
         TypeError, ValueError, UnsupportedByDialect: for a wrong argument.
         ConnectTimeout: there was no handshake within ``connect_timeout``.
         RuntimeError: the nursery is closed.
+        trio.ClosedResourceError: the nursery was cancelled meanwhile.
     """
     _check_nursery(nursery)
     opening = open_client(address, deserialize=deserialize, **options)

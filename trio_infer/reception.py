@@ -61,6 +61,7 @@ class Reception(Generic[ResultT]):
         aborted: whether the request was aborted while its final reply was still wanted.
         heir: who gets the final reply when nobody else wants it.
         epoch: how many connections had been lost when the final reply came.
+        final_body: that, packed, if there is an heir.
     """
 
     __slots__ = (
@@ -78,6 +79,7 @@ class Reception(Generic[ResultT]):
         "completion",
         "ended",
         "epoch",
+        "final_body",
         "heir",
         "request_id",
     )
@@ -105,6 +107,7 @@ class Reception(Generic[ResultT]):
         self.aborted = False
         self.heir = heir
         self.epoch = -1
+        self.final_body: Frame | None = None
 
     def note_abort(self) -> None:
         """The request was aborted while its final reply is still wanted."""
@@ -127,6 +130,8 @@ class Reception(Generic[ResultT]):
         """The final reply came; nothing follows."""
         self._final_came = True
         self.epoch = self._exchange.signals.epoch
+        if self.heir is not None:
+            self.final_body = body
         self._end(_Final(body, trio.current_time()))
 
     def malformed(self, error: MalformedMessage) -> None:
@@ -241,5 +246,6 @@ class Reception(Generic[ResultT]):
         """A body made no sense: the request has failed, and is aborted if it still runs."""
         message = str(error)
         self._make_error = lambda _: RemoteProtocolError(message)
-        self._exchange.fail(self.request_id, finished=self._final_came and not self.aborted)
+        finished = self._final_came and not self.aborted
+        self._exchange.fail(self.request_id, finished=finished, heir=self.heir)
         self.ended = True

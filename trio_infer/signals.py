@@ -10,6 +10,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Final
 
+import attrs
 import trio
 
 from .errors import ConnectionLost
@@ -21,11 +22,18 @@ if TYPE_CHECKING:
     from .protocol.packing import Frames
     from .transport import Transport
 
-__all__ = ["CLOSED", "Signals"]
+__all__ = ["CLOSED", "Held", "Signals"]
 
 _logger: Final = logging.getLogger(__name__)
 
 CLOSED: Final = "the client is closed"
+
+
+@attrs.frozen(eq=False)
+class Held:
+    """A handoff of this connection that has still to be released."""
+
+    engine_id: int
 
 
 class Signals:
@@ -47,9 +55,10 @@ class Signals:
         self._home = home
         self._codec = codec
         self._transport = transport
-        self._held: set[int] = set()
-        self._owed: list[Frames] = []
+        self._held: set[Held] = set()
+        self._owed: list[tuple[Kind, Frames]] = []
         self._closed = False
+        self._ended = False
 
     # What users send
 
@@ -67,17 +76,27 @@ class Signals:
     def release_by_number(self, engine_id: int) -> None:
         """Releases a handoff, whoever holds it. Raises what `send` does."""
         self._send_now(self._codec.release(engine_id))
-        self._held.discard(engine_id)
+        self._held = {held for held in self._held if held.engine_id != engine_id}
 
-    def _send_now(self, frames: Frames) -> None:
+    def check(self) -> None:
+        """Raises what `send` would, but for the dialect."""
         self._home.check()
         if self._closed:
             raise trio.ClosedResourceError(CLOSED)
+        if not self._transport.is_up:
+            raise self._no_connection()
+
+    def _send_now(self, frames: Frames) -> None:
+        self.check()
         try:
             self._transport.send(frames)
         except NotConnected:
-            msg = f"no connection to {self._transport.address}: {self._transport.reason}"
-            raise ConnectionLost(msg) from None
+            raise self._no_connection() from None
+
+    def _no_connection(self) -> ConnectionLost:
+        return ConnectionLost(
+            f"no connection to {self._transport.address}: {self._transport.reason}"
+        )
 
     # What blocks undo at their end
 
@@ -88,44 +107,46 @@ class Signals:
         try:
             self._transport.send(frames)
         except NotConnected:
-            self._owed.append(frames)
-            if self._closed:
-                _logger.warning("the client is closed: %s was not sent", kind.name)
+            self._owed.append((kind, frames))
+            if self._ended:
+                self.end()
 
     @trio.lowlevel.enable_ki_protection
-    def hold(self, engine_id: int, epoch: int) -> None:
+    def hold(self, engine_id: int, epoch: int) -> Held:
         """A handoff came, to be released by this number.
 
         Args:
             engine_id: the number.
             epoch: as it was when it came.
         """
+        held = Held(engine_id)
         if epoch != self.epoch:
             self.unreleased += 1
-            return
-        self._held.add(engine_id)
+            return held
+        self._held.add(held)
         if self._closed:
-            self.release(engine_id)
+            self.release(held)
+        return held
 
     @trio.lowlevel.enable_ki_protection
-    def release(self, engine_id: int) -> None:
+    def release(self, held: Held) -> None:
         """Releases a handoff if it is still held; if it is not, there is nothing to release."""
-        if engine_id in self._held:
+        if held in self._held:
             # Without a connection it stays held until `on_lost` counts it.
             with contextlib.suppress(NotConnected):
-                self._transport.send(self._codec.release(engine_id))
-                self._held.discard(engine_id)
+                self._transport.send(self._codec.release(held.engine_id))
+                self._held.discard(held)
 
     # What becomes of the connection
 
     def on_up(self) -> None:
         """Sends what is owed."""
         owed, self._owed = self._owed, []
-        for frames in owed:
+        for kind, frames in owed:
             with contextlib.suppress(NotConnected):
                 self._transport.send(frames)
                 continue
-            self._owed.append(frames)
+            self._owed.append((kind, frames))
 
     def on_lost(self) -> None:
         """What is held cannot be released any more."""
@@ -136,5 +157,12 @@ class Signals:
     def close(self) -> None:
         """Releases what is held, since nobody could later, and refuses what users send."""
         self._closed = True
-        for engine_id in tuple(self._held):
-            self.release(engine_id)
+        for held in tuple(self._held):
+            self.release(held)
+
+    def end(self) -> None:
+        """There will be no connection any more: tells what was not sent."""
+        self._ended = True
+        for kind, _ in self._owed:
+            _logger.warning("the client is closed: %s was not sent", kind.name)
+        self._owed.clear()

@@ -20,6 +20,7 @@ from trio_infer import (
     ConnectionLost,
     InferenceClient,
     LocalProtocolError,
+    RemoteProtocolError,
     SamplingParams,
     open_client,
 )
@@ -519,6 +520,23 @@ async def test_finish_early_of_a_finished_request_brings_its_completion(
         await until(lambda: stream.finished)
         assert (await stream.finish_early()).finish_reason == "stop"
     assert coordinator.of(Kind.ABORT_REQUEST) == []
+
+
+async def test_finish_early_that_brings_nonsense_is_counted_as_aborted_alone(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    coordinator.answers_aborts = False
+
+    async def answer() -> None:
+        abort = await coordinator.abort()
+        coordinator.send(abort.client, [*coordinator.reply_frames(abort, []), b"one too many"])
+
+    async with trio.open_nursery() as nursery, client.stream("hi", LONG) as stream:
+        nursery.start_soon(answer)
+        with pytest.raises(RemoteProtocolError):
+            await stream.finish_early()
+    statistics = client.statistics()
+    assert (statistics.aborted, statistics.completed, statistics.failed) == (1, 0, 0)
 
 
 async def test_finish_early_cancelled_sends_no_second_abort(

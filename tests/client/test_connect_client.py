@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +17,7 @@ from trio_infer import (
     SamplingParams,
     UnsupportedByDialect,
     connect_client,
+    open_client,
 )
 from trio_infer.embedded import open_coordinator
 from trio_infer.protocol.dialect import Kind
@@ -217,6 +219,45 @@ async def test_cancelled_while_connecting_it_leaves_nothing_in_the_nursery() -> 
             await connect_client(nursery, free_address(), connect_timeout=None)
         assert scope.cancelled_caught
         await until(lambda: not nursery.child_tasks)
+
+
+@pytest.mark.parametrize("end", ["timeout", "cancellation"])
+async def test_when_connecting_has_failed_all_is_closed_already(end: str) -> None:
+    seconds = 0.02 if end == "timeout" else None
+    async with trio.open_nursery() as nursery:
+        with (
+            trio.move_on_after(0.02 if end == "cancellation" else 60),
+            contextlib.suppress(ConnectTimeout),
+        ):
+            await connect_client(nursery, free_address(), connect_timeout=seconds)
+        assert not nursery.child_tasks
+
+
+async def test_in_a_cancelled_scope_not_even_a_task_is_started(
+    coordinator: ScriptedCoordinator,
+) -> None:
+    spawned = _Spawned()
+    async with trio.open_nursery() as nursery:
+        trio.lowlevel.add_instrument(spawned)
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await connect_client(nursery, coordinator.address)
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            async with open_client(coordinator.address):
+                pytest.fail("entered")
+        trio.lowlevel.remove_instrument(spawned)
+    assert spawned.tasks == []
+
+
+class _Spawned(trio.abc.Instrument):
+    """Notes which tasks begin."""
+
+    def __init__(self) -> None:
+        self.tasks: list[str] = []
+
+    def task_spawned(self, task: trio.lowlevel.Task) -> None:
+        self.tasks.append(task.name)
 
 
 async def test_in_a_cancelled_scope_nothing_is_started(coordinator: ScriptedCoordinator) -> None:

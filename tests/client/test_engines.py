@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from trio_infer import (
     UnsupportedByDialect,
     open_client,
 )
-from trio_infer.embedded import open_coordinator
+from trio_infer.embedded import EmbeddedCoordinator, open_coordinator
 from trio_infer.protocol.dialect import Kind
 
 if TYPE_CHECKING:
@@ -91,6 +92,15 @@ async def test_engines_that_another_client_paused_can_be_told_by_force(
 ) -> None:
     CALLS[kind](client.engines, force=True)
     await coordinator.next(kind)
+
+
+async def test_force_is_yes_or_no_and_nothing_that_looks_like_it(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    no: Any = "no"
+    with pytest.raises(TypeError, match="force must be"):
+        client.engines.stop(force=no)
+    assert await sent(coordinator, client) == []
 
 
 async def test_what_was_forced_counts_for_what_may_follow(client: InferenceClient) -> None:
@@ -323,6 +333,21 @@ async def test_a_confirmation_that_always_fails_leaves_the_engines_paused(
     assert "the state of the engines could not be confirmed" in caplog.text
 
 
+async def test_a_confirmation_that_fails_takes_nothing_back_from_the_block_around_it(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    async def confirm() -> None:
+        await trio.lowlevel.checkpoint()
+        raise Fault
+
+    async with client.engines.paused(confirm=nothing):
+        with pytest.raises(Fault):
+            async with client.engines.paused(confirm=confirm):
+                pytest.fail("entered")
+    await coordinator.next(Kind.UNPAUSE)
+    assert coordinator.kinds == [Kind.PAUSE, Kind.PAUSE, Kind.UNPAUSE]
+
+
 async def test_the_last_of_several_blocks_lets_the_engines_go_on(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:
@@ -358,6 +383,52 @@ async def test_engines_that_were_paused_before_stay_paused(
         pass
     assert await sent(coordinator, client) == [Kind.PAUSE, Kind.PAUSE]
     client.engines.unpause()
+
+
+async def test_engines_that_were_paused_after_an_earlier_block_stay_paused(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    async with client.engines.paused(confirm=nothing):
+        pass
+    client.engines.pause()
+    async with client.engines.paused(confirm=nothing):
+        pass
+    assert await sent(coordinator, client) == [Kind.PAUSE, Kind.UNPAUSE, Kind.PAUSE, Kind.PAUSE]
+
+
+async def test_engines_that_the_block_let_go_and_paused_again_by_hand_stay_paused(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    async with client.engines.paused(confirm=nothing):
+        client.engines.unpause()
+        client.engines.pause()
+    assert await sent(coordinator, client) == [Kind.PAUSE, Kind.UNPAUSE, Kind.PAUSE]
+
+
+async def test_engines_that_the_block_resumed_and_suspended_again_by_hand_stay_suspended(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    client.engines.pause()
+    async with client.engines.suspended(confirm=nothing):
+        client.engines.resume()
+        client.engines.suspend()
+    assert await sent(coordinator, client) == [
+        *(Kind.PAUSE, Kind.SUSPEND, Kind.RESUME, Kind.SUSPEND)
+    ]
+
+
+async def test_what_was_confirmed_for_an_earlier_block_says_nothing_about_the_next(
+    coordinator: ScriptedCoordinator,
+) -> None:
+    async with open_client(coordinator.address, close_timeout=0.05) as client:
+        async with client.engines.paused(confirm=nothing):
+            await coordinator.next(Kind.PAUSE)
+        pausing = Pausing(client, trio.sleep_forever)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pausing.run)
+            await coordinator.next(Kind.PAUSE)
+            pausing.scope.cancel()
+        assert await sent(coordinator, client) == [Kind.PAUSE, Kind.UNPAUSE, Kind.PAUSE]
 
 
 async def test_engines_that_the_block_stopped_are_not_unpaused(
@@ -407,6 +478,17 @@ async def test_engines_that_were_not_paused_cannot_be_suspended(
         async with client.engines.suspended(confirm=nothing):
             pytest.fail("entered")
     assert await sent(coordinator, client) == []
+
+
+async def test_in_a_cancelled_scope_nothing_is_suspended(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    client.engines.pause()
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        async with client.engines.suspended(confirm=nothing):
+            pytest.fail("entered")
+    assert await sent(coordinator, client) == [Kind.PAUSE]
 
 
 async def test_suspended_blocks_nest_and_the_last_one_resumes(
@@ -500,6 +582,22 @@ async def test_an_unpause_that_is_owed_goes_out_before_any_request() -> None:
                     scope.cancel()
 
 
+async def test_an_unpause_that_is_owed_is_owed_until_it_is_sent_and_sent_once() -> None:
+    address = free_address()
+    async with (
+        scripted_coordinator(address) as coordinator,
+        open_client(address, close_timeout=0.1) as client,
+    ):
+        async with client.engines.paused(confirm=nothing):
+            coordinator.close()
+            await until(lambda: not client._exchange._transport.is_up)
+        client._exchange.on_up()  # as of a connection that breaks as it comes up
+        async with scripted_coordinator(address) as successor:
+            await successor.next(Kind.UNPAUSE)
+            client._exchange.on_up()
+            assert await sent(successor, client) == [Kind.UNPAUSE]
+
+
 async def test_without_a_connection_no_block_is_entered(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:
@@ -536,32 +634,150 @@ async def test_engines_that_outlive_the_client_stay_paused_and_the_log_says_so(
     assert "the client is closed: UNPAUSE was not sent" in caplog.text
 
 
+async def test_a_failing_confirmation_takes_nothing_back_from_one_that_came_meanwhile(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    again = trio.Event()
+    asked = 0
+
+    async def confirm() -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            await again.wait()
+        await trio.lowlevel.checkpoint()
+        raise Fault
+
+    async def pause() -> None:
+        with contextlib.suppress(Fault):
+            async with client.engines.paused(confirm=confirm):
+                pytest.fail("entered")
+        over.set()
+
+    over = trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pause)
+        await until(lambda: asked == 2)
+        async with client.engines.paused(confirm=nothing):
+            again.set()
+            await over.wait()
+    assert Kind.UNPAUSE in await sent(coordinator, client)
+
+
+async def test_a_block_cancelled_among_suspended_engines_takes_nothing_back(
+    coordinator: ScriptedCoordinator,
+) -> None:
+    async with open_client(coordinator.address, close_timeout=0.05) as client:
+        engines = client.engines
+        async with engines.paused(confirm=nothing), engines.suspended(confirm=nothing):
+            pausing = Pausing(client, trio.sleep_forever)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(pausing.run)
+                for _ in range(2):
+                    await coordinator.next(Kind.PAUSE)
+                pausing.scope.cancel()
+        assert (await sent(coordinator, client))[-2:] == [Kind.RESUME, Kind.UNPAUSE]
+
+
+async def test_engines_paused_and_suspended_by_hand_are_not_unpaused_by_a_block(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    client.engines.pause()
+    client.engines.suspend()
+    async with client.engines.paused(confirm=nothing):
+        client.engines.resume()
+    assert Kind.UNPAUSE not in await sent(coordinator, client)
+
+
+async def test_engines_are_not_suspended_while_another_task_waits_for_their_pause() -> None:
+    async with open_coordinator(step_time=0.02) as coordinator:
+        async with open_client(coordinator.address, close_timeout=0.2) as client:
+            pausing = Pausing(client, coordinator.engines_paused)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(pausing.run)
+                await coordinator.wait_until(lambda: coordinator.engine_states == ("pausing",))
+                with trio.move_on_after(1), contextlib.suppress(Exception):
+                    async with client.engines.suspended(confirm=coordinator.engines_suspended):
+                        pass
+                nursery.cancel_scope.cancel()
+        assert "dead" not in coordinator.engine_states
+
+
+@pytest.mark.parametrize("how", ["closed", "no connection"])
+async def test_no_inner_suspended_block_is_entered_without_a_client_or_a_connection(
+    coordinator: ScriptedCoordinator, how: str
+) -> None:
+    async with open_client(coordinator.address, close_timeout=0.05) as client:
+        engines = client.engines
+        async with engines.paused(confirm=nothing), engines.suspended(confirm=nothing):
+            if how == "closed":
+                await client.aclose()
+            else:
+                coordinator.close()
+                await until(lambda: not client._exchange._transport.is_up)
+            with pytest.raises((ConnectionLost, trio.ClosedResourceError)):
+                async with engines.suspended(confirm=nothing):
+                    pytest.fail("entered")
+
+
+async def test_an_unpause_still_owed_when_the_client_is_left_is_told(
+    coordinator: ScriptedCoordinator, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_client(coordinator.address, close_timeout=0.05) as client:
+        async with client.engines.paused(confirm=nothing):
+            coordinator.close()
+            await until(lambda: not client._exchange._transport.is_up)
+    assert "UNPAUSE was not sent" in caplog.text
+
+
 # Against engines that die of a wrong word
 
 
-async def test_engines_survive_blocks_that_are_cancelled_at_any_moment() -> None:
+PHASES = ("pausing", "suspending", "inside")
+
+
+@pytest.mark.parametrize("phase", PHASES)
+async def test_engines_survive_blocks_that_are_cancelled_at_any_moment(phase: str) -> None:
     async with open_coordinator(engines=2, steps_to_pause=2, step_time=0.001) as coordinator:
         async with open_client(coordinator.address) as client:
             params = SamplingParams(num_tokens_to_generate=100_000, top_k=1)
             async with client.stream("hi", params) as stream:
-                for checkpoints in range(40):
+                for checkpoints in range(10):
+                    reached = {each: trio.Event() for each in PHASES}
                     with trio.CancelScope() as scope:
                         async with trio.open_nursery() as nursery:
-                            nursery.start_soon(cancel_after, checkpoints, scope)
-                            async with (
-                                client.engines.paused(
-                                    confirm=coordinator.engines_paused, epoch=checkpoints
-                                ),
-                                client.engines.suspended(confirm=coordinator.engines_suspended),
-                            ):
-                                await trio.sleep_forever()
-                    await coordinator.engines_running()
+                            nursery.start_soon(cancel_after, reached[phase], checkpoints, scope)
+                            await use_engines(client, coordinator, reached, epoch=checkpoints)
+                    assert scope.cancelled_caught
+                    await coordinator.engines_running()  # before they are paused again
                     await stream.receive()
     assert "dead" not in coordinator.engine_states
     assert coordinator.statistics().lost == 0
 
 
-async def cancel_after(checkpoints: int, scope: trio.CancelScope) -> None:
+async def use_engines(
+    client: InferenceClient,
+    coordinator: EmbeddedCoordinator,
+    reached: dict[str, trio.Event],
+    *,
+    epoch: int,
+) -> None:
+    """Pauses and suspends engines for ever, and tells how far it has come."""
+
+    async def confirm(phase: str, wait: Callable[[], Awaitable[None]]) -> None:
+        reached[phase].set()
+        await wait()
+
+    engines = client.engines
+    pausing = partial(confirm, "pausing", coordinator.engines_paused)
+    suspending = partial(confirm, "suspending", coordinator.engines_suspended)
+    async with engines.paused(confirm=pausing, epoch=epoch), engines.suspended(confirm=suspending):
+        reached["inside"].set()
+        await trio.sleep_forever()
+
+
+async def cancel_after(event: trio.Event, checkpoints: int, scope: trio.CancelScope) -> None:
+    await event.wait()
     for _ in range(checkpoints):
         await trio.lowlevel.checkpoint()
     scope.cancel()

@@ -276,6 +276,29 @@ async def test_a_reply_that_comes_as_the_prefill_is_cancelled_is_released_and_no
     assert client.statistics().completed == 1
 
 
+async def test_a_reply_that_waits_unread_when_the_prefill_is_cancelled_is_released(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    """The cancellation comes first, the reply in the same tick."""
+    prefilling = Prefilling(client)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(prefilling.run)
+        request = await coordinator.submission()
+        exchange = client._exchange
+
+        def cancelling(message: Any) -> None:
+            prefilling.scope.cancel()
+            exchange.on_message(message)
+
+        exchange._transport._current.listener = _Ear(exchange, cancelling)  # type: ignore[union-attr]
+        coordinator.reply(request, [9], **pinned(5))
+    assert prefilling.scope.cancelled_caught
+    assert prefilling.handoff is None
+    assert releases(await settled(coordinator, client)) == [5]
+    assert Kind.ABORT_REQUEST not in coordinator.kinds
+    assert client.statistics().completed == 1
+
+
 # What goes wrong
 
 
@@ -337,6 +360,22 @@ async def test_a_handoff_of_an_earlier_connection_is_never_released_but_counted(
                 assert client.statistics().unreleased == 1
 
 
+async def test_a_handoff_of_a_later_connection_is_released_like_one_of_the_first() -> None:
+    address = free_address()
+    async with (
+        scripted_coordinator(address) as coordinator,
+        open_client(address, close_timeout=0.1) as client,
+    ):
+        coordinator.close()
+        async with scripted_coordinator(address) as successor:
+            await until(lambda: client.statistics().connections == 2)
+            async with handed_over(successor, client) as prefilling:
+                prefilling.scope.cancel()
+                await until(lambda: prefilling.is_over)
+            assert releases(await settled(successor, client)) == [77]
+    assert client.statistics().unreleased == 0
+
+
 async def test_a_handoff_whose_block_ends_while_there_is_no_connection_is_not_released_later() -> (
     None
 ):
@@ -354,6 +393,27 @@ async def test_a_handoff_whose_block_ends_while_there_is_no_connection_is_not_re
             await until(lambda: client.statistics().connections == 2)
             assert await settled(successor, client) == []
     assert client.statistics().unreleased == 1
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+async def test_a_release_that_finds_the_connection_broken_is_counted_as_none(
+    coordinator: ScriptedCoordinator, client: InferenceClient, *, by_hand: bool
+) -> None:
+    async def answer() -> None:
+        coordinator.reply(await coordinator.submission(), [9], **pinned())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(answer)
+        async with client.prefill(PROMPT) as handoff:
+            connection = client._exchange._transport._current
+            assert connection is not None
+            connection.fail("broken")  # and nobody has been told yet
+            if by_hand:
+                with pytest.raises(ConnectionLost):
+                    client.release_handoff(handoff.request_id)
+    await until(lambda: client.statistics().connections == 2)
+    assert client.statistics().unreleased == 1
+    assert releases(await settled(coordinator, client)) == []
 
 
 async def test_a_connection_that_is_lost_before_the_reply_is_told(
@@ -376,13 +436,37 @@ async def test_a_reply_read_after_its_connection_was_lost_brings_nothing_to_rele
         open_client(address, close_timeout=0.1) as client,
     ):
         signals = client._exchange.signals
-        signals.hold(5, signals.epoch)
+        first = signals.hold(5, signals.epoch)
         signals.on_lost()
-        signals.hold(6, signals.epoch - 1)
+        second = signals.hold(6, signals.epoch - 1)
         assert signals.unreleased == 2
-        signals.release(5)
-        signals.release(6)
+        signals.release(first)
+        signals.release(second)
         assert await settled(coordinator, client) == []
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_reply_whose_connection_is_gone_before_it_is_read_is_counted_and_not_released(
+    coordinator: ScriptedCoordinator, client: InferenceClient, *, cancelled: bool
+) -> None:
+    prefilling = Prefilling(client)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(prefilling.run)
+        request = await coordinator.submission()
+        exchange = client._exchange
+
+        def losing(message: Any) -> None:
+            if cancelled:
+                prefilling.scope.cancel()
+            exchange.on_message(message)
+            exchange.on_lost("gone")  # as if the next connection were up already
+
+        exchange._transport._current.listener = _Ear(exchange, losing)  # type: ignore[union-attr]
+        coordinator.reply(request, [9], **pinned(5))
+        await until(lambda: client.statistics().unreleased == 1)
+        nursery.cancel_scope.cancel()
+    assert releases(await settled(coordinator, client)) == []
+    assert client.statistics().unreleased == 1
 
 
 # Leaving the client
@@ -396,6 +480,17 @@ async def test_leaving_releases_what_is_held_and_the_block_does_not_again(
             await client.aclose()
             await coordinator.next(Kind.RELEASE_KV)
     assert releases(coordinator.log) == [77]
+
+
+async def test_what_its_block_has_released_is_not_released_again_by_leaving(
+    coordinator: ScriptedCoordinator,
+) -> None:
+    async with open_client(coordinator.address, close_timeout=60) as client:
+        async with handed_over(coordinator, client) as prefilling:
+            prefilling.scope.cancel()
+            await until(lambda: prefilling.is_over)
+        assert releases(await settled(coordinator, client)) == [77]
+    assert client.statistics().unreleased == 0, "it was held to the end of the connection"
 
 
 async def test_leaving_waits_for_the_reply_of_a_prefill_and_releases_what_it_brings(
@@ -523,21 +618,103 @@ async def test_a_request_goes_on_in_another_deployment(
     assert completion.generated_tokens == whole.generated_tokens
 
 
-async def test_a_prefill_cancelled_at_any_moment_leaves_nothing_pinned() -> None:
-    async with open_coordinator(step_time=0.001) as coordinator:
-        async with open_client(coordinator.address) as client:
-            for checkpoints in range(60):
+@pytest.mark.parametrize("changes", range(8))
+async def test_a_prefill_cancelled_at_any_moment_leaves_nothing_pinned(changes: int) -> None:
+    prompt, phases = list(b"The value of"), set()
+    async with open_coordinator() as coordinator, open_client(coordinator.address) as client:
+        for budget in range(1, 6):
+            with trio.CancelScope() as scope:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(cancel_after, checkpoints, nursery.cancel_scope)
-                    async with client.prefill(list(b"The value of"), greedy()):
+                    nursery.start_soon(cancel_after, coordinator, changes, scope)
+                    params = greedy(num_tokens_to_generate=budget)
+                    async with client.prefill(prompt, params):
+                        phases.add("entered")
+                        if changes:
+                            scope.cancel()
                         await trio.sleep_forever()
-            await until(lambda: client.statistics().aborting == 0)
-            await coordinator.wait_until(lambda: not coordinator.pinned)
-            assert client.statistics().unreleased == 0
+        phases |= {"left"} if client.statistics().aborted else set()
+        await until(lambda: client.statistics().aborting == 0)
+        await coordinator.wait_until(lambda: not coordinator.pinned)
+        assert client.statistics().unreleased == 0
     assert coordinator.statistics().unroutable == 0
+    expected = {0: set(), 1: {"left"}, 7: {"entered"}}
+    assert phases >= expected.get(changes, set())
 
 
-async def cancel_after(checkpoints: int, scope: trio.CancelScope) -> None:
-    for _ in range(checkpoints):
-        await trio.lowlevel.checkpoint()
+async def cancel_after(
+    coordinator: EmbeddedCoordinator, changes: int, scope: trio.CancelScope
+) -> None:
+    """Cancels when the coordinator has taken so many messages or steps."""
+    seen = -1
+
+    def count() -> bool:
+        nonlocal seen
+        seen += 1
+        return seen >= changes
+
+    await coordinator.wait_until(count)
     scope.cancel()
+
+
+async def test_a_block_of_an_earlier_connection_releases_nobody_elses_handoff() -> None:
+    address = free_address()
+    async with (
+        scripted_coordinator(address) as coordinator,
+        open_client(address, close_timeout=0.1) as client,
+        handed_over(coordinator, client) as first,
+    ):
+        coordinator.close()
+        async with (
+            scripted_coordinator(address) as successor,
+            handed_over(successor, client) as second,  # the new engine counts as the old one did
+        ):
+            first.scope.cancel()
+            await until(lambda: first.is_over)
+            assert releases(await settled(successor, client)) == []
+            second.scope.cancel()
+            await until(lambda: second.is_over)
+            assert releases(await settled(successor, client)) == [77]
+            assert client.statistics().unreleased == 1
+
+
+@pytest.mark.parametrize("where", ["head", "body"])
+async def test_what_the_final_reply_brings_after_a_broken_partial_is_released(
+    coordinator: ScriptedCoordinator, client: InferenceClient, where: str
+) -> None:
+    coordinator.answers_aborts = False
+    prefilling = Prefilling(client)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(prefilling.run)
+        request = await coordinator.submission()
+        frames: list[Any] = coordinator.partial_frames(request, [1])
+        broken = [*frames, b""] if where == "head" else [*frames[:-1], b"\xc1"]
+        coordinator.send(request.client, broken)
+    assert isinstance(prefilling.error, RemoteProtocolError)
+    await coordinator.abort()
+    coordinator.reply(request, [9], **pinned(5))
+    await until(lambda: client.statistics().aborting == 0)
+    assert releases(await settled(coordinator, client)) == [5]
+
+
+@pytest.mark.parametrize("fields", [{"status": "FAILED"}, {"generated_text": 7}], ids=str)
+async def test_a_handle_beside_a_failure_or_nonsense_is_released(
+    coordinator: ScriptedCoordinator, client: InferenceClient, fields: dict[str, Any]
+) -> None:
+    prefilling = Prefilling(client, PROMPT)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(prefilling.run)
+        coordinator.reply(await coordinator.submission(), [9], **fields, **pinned(5))
+    assert releases(await settled(coordinator, client)) == [5]
+
+
+async def test_a_handle_with_a_number_that_is_none_sends_nothing(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    """The codec of the coordinator refuses a release of -1, and the real one may die of it."""
+    prefilling = Prefilling(client)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(prefilling.run)
+        coordinator.reply(await coordinator.submission(), [9], **pinned(-1))
+        await until(lambda: prefilling.handoff is not None or prefilling.error is not None)
+        nursery.cancel_scope.cancel()
+    assert isinstance(prefilling.error, RemoteProtocolError)

@@ -220,6 +220,24 @@ async def test_a_connection_that_breaks_while_leaving_ends_the_wait(
     assert client.statistics().undelivered == 1
 
 
+async def test_a_final_reply_that_makes_no_sense_is_waited_for_and_then_no_longer(
+    coordinator: ScriptedCoordinator,
+) -> None:
+    coordinator.answers_aborts = False
+    async with trio.open_nursery() as nursery:
+
+        async def answer() -> None:
+            abort = await coordinator.abort()
+            coordinator.send(abort.client, [*coordinator.reply_frames(abort, []), b"one too many"])
+
+        nursery.start_soon(answer)
+        async with open_client(coordinator.address, close_timeout=10_000) as client:
+            async with client.stream("hi", LONG):
+                pass
+    assert client.statistics().undelivered == 0
+    assert client.statistics().malformed == 1
+
+
 async def test_closing_in_the_tick_of_the_connection_sends_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

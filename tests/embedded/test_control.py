@@ -249,6 +249,108 @@ def test_signals_of_strangers_are_ignored(serving: Serving) -> None:
     assert serving.core.state is CoordinatorState.RUNNING
 
 
+def test_a_stopped_engine_hears_nothing_of_signals_for_its_successors(
+    serving: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
+    serving.signal(Kind.PAUSE)
+    serving.step(STEPS_TO_PAUSE)
+    serving.signal(Kind.STOP, Kind.PAUSE, Kind.UNPAUSE)
+    assert serving.states == [EngineState.STOPPED]
+    assert "died" not in caplog.text
+
+
+def kill(serving: Serving, client: bytes = CLIENT) -> None:
+    for kind in (Kind.PAUSE, Kind.UNPAUSE):
+        serving.core.receive(client, serving.codec.signal(kind), serving.now)
+
+
+def test_nothing_is_left_of_dead_engines(alphabet: LanguageModel) -> None:
+    serving = make(alphabet, max_requests=1)
+    prefilled(serving)
+    for request_id in (1, 2):
+        serving.submit(request_id, num_tokens_to_generate=100)
+    serving.step()
+    kill(serving)
+    statistics = serving.core.statistics()
+    assert (statistics.running, statistics.waiting, statistics.lost) == (0, 0, 2)
+    assert serving.core.pinned == ()
+    assert not serving.core.paused
+    assert serving.core.idle
+
+
+def test_the_id_of_a_request_that_died_with_its_engine_may_be_used_again(
+    alphabet: LanguageModel,
+) -> None:
+    serving = make(alphabet, engines=2, kv_handoff=False)
+    serving.submit(0, do_kv_handoff=True)
+    serving.submit(0)
+    serving.step(2)
+    assert serving.replies()[0]["status"] == "COMPLETED"
+
+
+def test_an_engine_may_die_with_requests_of_a_client_that_has_left(serving: Serving) -> None:
+    serving.submit(0, num_tokens_to_generate=100)
+    serving.step()
+    serving.core.undeliverable(CLIENT)
+    serving.core.receive(b"B", serving.codec.connect(), serving.now)
+    kill(serving, b"B")
+    assert serving.states == [EngineState.DEAD]
+    assert serving.core.statistics().lost == 1
+
+
+# Pausing by hand, without a signal
+
+
+def test_engines_that_were_paused_by_hand_can_be_unpaused_by_a_client_and_the_reverse(
+    serving: Serving,
+) -> None:
+    states = []
+    serving.core.pause()
+    states += serving.states
+    serving.signal(Kind.UNPAUSE)
+    states += serving.states
+    serving.signal(Kind.PAUSE)
+    states += serving.states
+    serving.core.unpause()
+    states += serving.states
+    serving.signal(Kind.PAUSE)
+    states += serving.states
+    assert states == [
+        *(EngineState.PAUSED, EngineState.RUNNING),
+        *(EngineState.PAUSING, EngineState.RUNNING, EngineState.PAUSING),
+    ]
+
+
+def test_pausing_by_hand_leaves_suspended_engines_to_who_suspended_them(serving: Serving) -> None:
+    serving.signal(Kind.PAUSE)
+    serving.step(STEPS_TO_PAUSE)
+    serving.signal(Kind.SUSPEND)
+    for act in (serving.core.pause, serving.core.unpause):
+        act()
+        assert serving.states == [EngineState.SUSPENDED]
+        assert serving.core.state is CoordinatorState.SUSPENDED
+    serving.signal(Kind.RESUME, Kind.UNPAUSE)
+    assert serving.states == [EngineState.RUNNING]
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_the_time_per_token_does_not_count_a_pause(serving: Serving, *, by_hand: bool) -> None:
+    serving.submit(0, num_tokens_to_generate=8)
+    serving.step(2)
+    if by_hand:
+        serving.core.pause()
+    else:
+        serving.signal(Kind.PAUSE)
+        serving.step(STEPS_TO_PAUSE)
+    serving.now += 1000
+    if by_hand:
+        serving.core.unpause()
+    else:
+        serving.signal(Kind.UNPAUSE)
+    serving.step(10)
+    assert max(serving.replies()[0]["tpot"]) == 1
+
+
 # Epochs
 
 
@@ -264,6 +366,16 @@ def test_epochs_are_stamped_where_they_begin(serving: Serving) -> None:
     # The first epoch holds from the start; the second from the last token that there was.
     assert replies[0]["policy_epoch"] == replies[0]["kv_cache_epoch"] == [[0, 7], [6, 8]]
     assert replies[1]["policy_epoch"] == [[0, 8]]
+
+
+def test_requests_that_wait_for_their_turn_are_stamped_as_well(alphabet: LanguageModel) -> None:
+    serving = make(alphabet, max_requests=1)
+    for request_id in (0, 1):
+        serving.submit(request_id, num_tokens_to_generate=2)
+    serving.step()
+    serving.signal(Kind.SET_GENERATION_EPOCH, epoch=7)
+    serving.step(6)
+    assert serving.replies()[1]["policy_epoch"] == [[0, 7]]
 
 
 def test_without_an_epoch_none_is_told(serving: Serving) -> None:
@@ -299,6 +411,13 @@ def test_blocks_stay_pinned_until_they_are_released_by_the_engines_number(
         pinned.append(serving.core.pinned)
     assert pinned == [(number,), (number,), (number,), (), ()]
     assert serving.states == [EngineState.RUNNING] * 2
+
+
+@pytest.mark.parametrize(("tokens", "blocks"), [(1, 1), (16, 1), (17, 2)])
+def test_a_block_is_pinned_for_every_sixteen_tokens_begun(
+    serving: Serving, tokens: int, blocks: int
+) -> None:
+    assert len(prefilled(serving, 0, range(97, 97 + tokens))["block_ids"]) == blocks
 
 
 def test_another_deployment_goes_on_from_a_handoff(alphabet: LanguageModel) -> None:

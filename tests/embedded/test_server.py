@@ -192,6 +192,63 @@ async def test_a_client_can_pause_it_too(coordinator: EmbeddedCoordinator, peer:
     assert (await peer.final())[0] == 0
 
 
+async def test_who_waits_for_a_pause_hears_of_one_by_hand(
+    coordinator: EmbeddedCoordinator,
+) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(coordinator.engines_paused)
+        await trio.testing.wait_all_tasks_blocked()
+        coordinator.pause()
+
+
+async def test_paused_engines_are_not_taken_for_suspended_ones(
+    coordinator: EmbeddedCoordinator, peer: Peer
+) -> None:
+    suspended = trio.Event()
+
+    async def wait() -> None:
+        await coordinator.engines_suspended()
+        suspended.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        coordinator.pause()
+        await trio.testing.wait_all_tasks_blocked()
+        assert not suspended.is_set()
+        peer.signal(Kind.SUSPEND)
+
+
+async def test_waiting_for_what_holds_already_lets_other_tasks_run(
+    coordinator: EmbeddedCoordinator,
+) -> None:
+    with trio.testing.assert_checkpoints():
+        await coordinator.wait_until(lambda: True)
+
+
+async def test_engines_take_as_many_steps_to_pause_as_they_are_told(
+    alphabet: LanguageModel,
+) -> None:
+    async with (
+        open_coordinator(model=alphabet, steps_to_pause=50) as coordinator,
+        connected(coordinator.address) as peer,
+    ):
+        peer.submit(0, num_tokens_to_generate=1000, termination_id=-1)
+        await coordinator.wait_until(lambda: coordinator.statistics().tokens >= 1)
+        before = coordinator.statistics().tokens
+        peer.signal(Kind.PAUSE)
+        await coordinator.engines_paused()
+        assert coordinator.statistics().tokens >= before + 49
+
+
+async def test_engines_without_handoff_die_of_one(alphabet: LanguageModel) -> None:
+    async with (
+        open_coordinator(model=alphabet, kv_handoff=False) as coordinator,
+        connected(coordinator.address) as peer,
+    ):
+        peer.submit(0, num_tokens_to_generate=1, do_kv_handoff=True)
+        await coordinator.wait_until(lambda: coordinator.engine_states == ("dead",))
+
+
 async def test_who_has_not_shaken_hands_gets_no_answer(coordinator: EmbeddedCoordinator) -> None:
     async with connected(coordinator.address, shake_hands=False) as peer:
         peer.submit(0)
@@ -317,6 +374,7 @@ async def test_the_address_is_free_again_afterwards(alphabet: LanguageModel) -> 
         {"step_time": float("inf")},
         {"max_requests": 0},
         {"max_sequence_length": 0},
+        {"steps_to_pause": 0},
         {"dialect": "klingon"},
         {"bind": "nonsense"},
     ],
@@ -432,5 +490,5 @@ async def test_waiting_for_engines_that_are_all_gone_says_so() -> None:
             coordinator.engines_suspended,
             coordinator.engines_running,
         ):
-            with pytest.raises(RuntimeError, match=r"no engine is left to be .*: dead"):
+            with pytest.raises(RuntimeError, match=r"no engine is left, and none will be .*: dead"):
                 await wait()

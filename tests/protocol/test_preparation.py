@@ -236,7 +236,7 @@ def test_no_engine_pins_blocks_for_an_ordinary_request(
     given: dict[str, Any], dialect: Dialect
 ) -> None:
     prepared = preparation(dialect).prepare([1, 2], **given)
-    assert not prepared.is_prefill
+    assert not prepared.asked.get("do_kv_handoff")
     assert prepared.asked["do_kv_handoff"] is False
     message = arrived(prepared, dialect)
     assert message.kind is Kind.SUBMIT_REQUEST
@@ -260,7 +260,7 @@ def test_a_prefill_asks_for_the_handoff_and_for_one_token_unless_told_otherwise(
     params: Any, budget: int | None, dialect: Dialect
 ) -> None:
     prepared = preparation(dialect).prepare_prefill([1, 2], params)
-    assert prepared.is_prefill
+    assert prepared.asked["do_kv_handoff"]
     message = arrived(prepared, dialect)
     assert message.kind is Kind.SUBMIT_REQUEST
     assert message.sampling_params == prepared.asked
@@ -287,7 +287,7 @@ def test_a_decode_goes_on_from_the_blocks_it_was_given(dialect: Dialect) -> None
     prepared = preparation(dialect).prepare(
         np.array([1, 2]), params, kv_handoff=handoff, streaming=True
     )
-    assert not prepared.is_prefill
+    assert not prepared.asked.get("do_kv_handoff")
     assert arrived(prepared, dialect) == ClientMessage(
         kind=Kind.SUBMIT_REQUEST_WITH_KV,
         request_id=5,
@@ -388,7 +388,7 @@ def test_what_takes_long_to_pack_does_not_hold_up_other_tasks(case: str) -> None
 def test_a_heavy_prefill_does_not_either(case: str) -> None:
     prepared = PREPARATION.prepare_prefill(**HEAVY[case])
     assert prepared.is_heavy
-    assert prepared.is_prefill
+    assert prepared.asked["do_kv_handoff"]
 
 
 def framed_and_0_20(given: dict[str, Any]) -> dict[str, Frames]:
@@ -476,7 +476,7 @@ def test_a_light_requests_tensor_may_be_used_anew_at_once() -> None:
 @pytest.mark.parametrize("dialect", WITHOUT_HANDOFF, ids=repr)
 def test_the_oldest_releases_get_no_parameter_of_a_handoff(dialect: Dialect) -> None:
     prepared = preparation(dialect).prepare("x", streaming=True)
-    assert not prepared.is_prefill
+    assert not prepared.asked.get("do_kv_handoff")
     assert prepared.asked.keys().isdisjoint({"do_kv_handoff", "streaming"})
     assert arrived(prepared, dialect).sampling_params == prepared.asked
 

@@ -40,6 +40,15 @@ def state_of(session: Session[str], request_id: int) -> str:
     return "aborting" if request_id in session._aborting else "ended"
 
 
+@pytest.mark.parametrize("state", ["running", "finishing"])
+def test_an_heir_gets_the_final_reply_of_a_request_that_was_left(state: str) -> None:
+    session, request_id = session_in(state)
+    session.abandon(request_id, "heir")
+    assert session.partial(request_id) is None
+    assert session.final(request_id) == "heir"
+    assert session.final(request_id) is None
+
+
 @pytest.mark.parametrize(
     ("state", "event", "result", "then"),
     [

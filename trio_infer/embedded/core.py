@@ -130,9 +130,9 @@ class CoordinatorCore:
         """How each engine fares."""
         return tuple(engine.life.state for engine in self._engines)
 
-    def are_all(self, state: EngineState) -> bool:
-        """Whether all engines that are left are in a state; if none is left, they never are."""
-        return bool(self.engines) and all(engine.life.state is state for engine in self.engines)
+    def are_all(self, *states: EngineState) -> bool:
+        """Whether all engines that are left are in such a state; without any they never are."""
+        return bool(self.engines) and all(engine.life.state in states for engine in self.engines)
 
     @property
     def pinned(self) -> tuple[int, ...]:

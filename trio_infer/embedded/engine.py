@@ -180,6 +180,8 @@ class Engine:
     def end(self, state: EngineState) -> None:
         """Is gone, with all requests."""
         self.life.state = state
+        if self.kv_blocks is not None:
+            self.kv_blocks.release_all()
         self._running.clear()
         self._waiting.clear()
 

@@ -57,6 +57,10 @@ class KVBlocks:
         """Lets go of blocks; of a request that has none, nothing happens."""
         self._pinned.pop(request_id, None)
 
+    def release_all(self) -> None:
+        """Lets go of everything: the engine is gone."""
+        self._pinned.clear()
+
     def has(self, block_ids: Sequence[int]) -> bool:
         """Whether these are the blocks of a prompt that is kept."""
         return list(block_ids) in self._pinned.values()

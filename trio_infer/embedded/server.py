@@ -184,7 +184,7 @@ class EmbeddedCoordinator:
 
     async def engines_paused(self) -> None:
         """Returns once all engines are paused: what ``engines.paused`` is confirmed with."""
-        await self._wait_engines(EngineState.PAUSED)
+        await self._wait_engines(EngineState.PAUSED, EngineState.SUSPENDED)
 
     async def engines_suspended(self) -> None:
         """Returns once all engines are suspended: what ``engines.suspended`` is confirmed with."""
@@ -194,14 +194,17 @@ class EmbeddedCoordinator:
         """Returns once all engines are running, such as before they are paused again.
 
         Raises:
-            RuntimeError: no engine is left; so do the two before.
+            RuntimeError: no engine is left, or the coordinator has ended; so do the two before.
         """
         await self._wait_engines(EngineState.RUNNING)
 
-    async def _wait_engines(self, state: EngineState) -> None:
-        await self.wait_until(lambda: self._core.are_all(state) or not self._core.engines)
-        if not self._core.engines:
-            msg = f"no engine is left to be {state.name.lower()}: {', '.join(self.engine_states)}"
+    async def _wait_engines(self, *states: EngineState) -> None:
+        core = self._core
+        await self.wait_until(lambda: core.are_all(*states) or core.stopped or not core.engines)
+        if core.stopped or not core.engines:
+            wanted, found = states[0].name.lower(), ", ".join(self.engine_states)
+            what = "the coordinator has ended" if core.stopped else "no engine is left"
+            msg = f"{what}, and none will be {wanted}: {found}"
             raise RuntimeError(msg)
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:

@@ -43,12 +43,10 @@ class Prepared:
 
     Attributes:
         asked: the sampling parameters that it carries.
-        is_prefill: whether its reply brings a handoff, which has to be released.
         is_heavy: whether `frames` takes so long that it should be called in another thread.
     """
 
     asked: Mapping[str, Any]
-    is_prefill: bool
     is_heavy: bool
     _codec: ClientCodec
     _lay_out: Callable[[], Submission]
@@ -176,7 +174,6 @@ class Preparation:
         lay_out = partial(self._lay_out, coerced, asked, media, offload)
         return Prepared(
             asked=asked,
-            is_prefill=bool(asked.get("do_kv_handoff")),
             is_heavy=_is_heavy(coerced, media),
             codec=self.codec,
             lay_out=lay_out,
@@ -230,7 +227,6 @@ class Preparation:
 
         return Prepared(
             asked=asked,
-            is_prefill=False,
             is_heavy=_is_heavy(ids, None),
             codec=self.codec,
             lay_out=lay_out,

@@ -122,9 +122,9 @@ class Session(Generic[Owner]):
         self.aborted += 1
         return True
 
-    def fail(self, request_id: int) -> bool:
-        """A reply to the request made no sense. Returns whether an ABORT has to be sent, now."""
-        must_abort = self.abandon(request_id)
+    def fail(self, request_id: int, heir: Owner | None = None) -> bool:
+        """A reply to the request made no sense; for the rest as `abandon`."""
+        must_abort = self.abandon(request_id, heir)
         if must_abort:
             self.aborted -= 1
             self.failed += 1

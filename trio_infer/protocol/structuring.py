@@ -14,6 +14,7 @@ import cattrs
 
 from ..models import EpochSpan, KVHandoff
 from .packing import MalformedMessage
+from .wire import is_id
 
 __all__ = ["structure", "wrong_type"]
 
@@ -34,7 +35,6 @@ def _just(kind: type) -> _Hook:
     return hook
 
 
-_int: Final = _just(int)
 _text: Final = _just(str)
 _list: Final = _just(list)
 _map: Final = _just(dict)
@@ -80,12 +80,15 @@ def _epoch_span(value: Any, _: Any) -> EpochSpan:
 
 def _kv_handoff(value: Any, _: Any) -> KVHandoff:
     handoff = _named_map(value, dict)
-    kv_meta, block_ids, number = (handoff.get(n) for n in ("kv_meta", "block_ids", "request_id"))
-    return KVHandoff(_named_map(kv_meta, dict), _ints(block_ids, list[int]), _int(number, int))
+    kv_meta, block_ids = handoff.get("kv_meta"), handoff.get("block_ids")
+    number: Any = handoff.get("request_id")
+    if not is_id(number):
+        raise wrong_type(number, "the number of a request")
+    return KVHandoff(_named_map(kv_meta, dict), _ints(block_ids, list[int]), number)
 
 
 _HOOKS: Final[tuple[tuple[Any, _Hook], ...]] = (
-    (int, _int),
+    (int, _just(int)),
     (str, _text),
     (bool, _just(bool)),
     (float, _number),
