@@ -171,10 +171,9 @@ class InferenceClient(trio.abc.AsyncResource, Generic[ResultT]):
 
         Args:
             prompt: text, or token ids, which is what the other deployment will want.
-            sampling_params: how to sample the tokens that the engine generates behind the prompt;
-                None for one token at the defaults. Newer engines hand the first one over, and the
-                other deployment goes on behind it: so give both the same sampling, and this one a
-                budget of one token.
+            sampling_params: how to sample the tokens that the engine generates behind the prompt:
+                one, where they name no budget. Newer engines hand the first one over, and the other
+                deployment goes on behind it: so give both the same sampling.
             multi_modal_data: as `generate` takes it.
             offload_params: as `generate` takes it.
 

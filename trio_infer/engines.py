@@ -67,6 +67,14 @@ _TRANSITIONS: Final[Mapping[Kind, Mapping[_State, _State]]] = {
 }
 
 
+_INSTEAD: Final = {
+    (Kind.UNPAUSE, _State.SUSPENDED): "resume() them first",
+    (Kind.SUSPEND, _State.SUSPENDED): "they need it no second time",
+}
+_BY_ANOTHER: Final = "force=True sends it all the same, if another client has seen to that"
+_BY_HAND: Final = "they stay as they are until resume() and unpause() are called, once they can be"
+
+
 @attrs.define
 class _Hold:
     """A state that blocks keep the engines in.
@@ -101,6 +109,7 @@ class EngineControl:
         self._state = _State.RUNNING
         self._pause = _Hold()
         self._suspension = _Hold()
+        self._epoch = exchange.signals.epoch
 
     def __repr__(self) -> str:
         return f"<EngineControl, {self._state.value} as far as this client knows>"
@@ -178,17 +187,28 @@ class EngineControl:
         self._exchange.signals.send(kind, **values)
         self._state = after
 
+    def _forget_what_is_lost(self) -> None:
+        """Of another connection's engines nothing is known, unless a block has still to undo it."""
+        epoch = self._exchange.signals.epoch
+        if epoch != self._epoch:
+            self._epoch = epoch
+            if not self._pause.blocks:
+                self._state = _State.RUNNING
+                self._pause, self._suspension = _Hold(), _Hold()
+
     def _after(self, kind: Kind, *, force: bool) -> _State:
         """The state behind a signal, if it may be sent."""
+        self._forget_what_is_lost()
         transitions = _TRANSITIONS[kind]
         after = transitions.get(self._state)
         if after is None and force:
             after = next(iter(transitions.values()))
         if after is None:
             before = " or ".join(state.value for state in transitions)
+            instead = _INSTEAD.get((kind, self._state), _BY_ANOTHER)
             msg = (
                 f"{kind.name} is for engines that are {before}, and as far as this client knows "
-                f"they are {self._state.value}; force=True sends it all the same"
+                f"they are {self._state.value}: {instead}"
             )
             raise LocalProtocolError(msg)
         return after
@@ -203,7 +223,7 @@ class EngineControl:
         Entering sends PAUSE and waits for ``confirm``. Leaving sends the epoch, if the block did
         not fail, and UNPAUSE; it never waits. Without a connection they go out over the next one,
         before any request. Blocks may be nested, in one task or several: the last one to end
-        unpauses, and none does if the engines were paused before the first.
+        unpauses, and none does if this client had paused the engines before the first.
 
         Cancelled while confirming, or when ``confirm`` raises, it is awaited again, shielded and
         bounded by the client's ``close_timeout``: only engines that are paused can be unpaused. If
@@ -278,6 +298,7 @@ class EngineControl:
             self._end(self._pause, Kind.UNPAUSE, _State.PAUSED)
 
     def _enter(self, hold: _Hold, kind: Kind, state: _State) -> None:
+        self._forget_what_is_lost()
         # A second PAUSE is ignored, a second SUSPEND warned of; and it may be another one's by now.
         moves = _TRANSITIONS[kind].get(self._state, state) is not self._state
         if moves and kind is Kind.SUSPEND and self._pause.ours and not self._pause.confirmed:
@@ -307,8 +328,11 @@ class EngineControl:
             hold.ours = False
             return
         if not hold.confirmed or self._state is not state:
-            why = "they were not confirmed to be" if not hold.confirmed else "they are not"
-            _logger.warning("%s was not sent to engines, since %s %s", kind.name, why, state.value)
+            if hold.confirmed:
+                why = f"they are {self._state.value}, not {state.value}"
+            else:
+                why = f"they were not confirmed to be {state.value}"
+            _logger.warning("%s was not sent to engines, since %s: %s", kind.name, why, _BY_HAND)
             return
         self._exchange.signals.send_or_owe(kind)
         self._state = _TRANSITIONS[kind][state]
@@ -336,7 +360,7 @@ async def _confirms(confirm: Callable[[], Awaitable[object]]) -> bool:
     try:
         await confirm()
     except Exception:
-        _logger.exception("the state of the engines could not be confirmed")
+        _logger.warning("the state of the engines could not be confirmed", exc_info=True)
         return False
     return True
 
@@ -362,6 +386,10 @@ def _closing(confirmation: Awaitable[object]) -> Generator[None]:
 
 
 def _check_confirm(confirm: object) -> None:
+    if inspect.iscoroutine(confirm):
+        confirm.close()
+        msg = "confirm must be an async function, not what calling it returns: leave out the ()"
+        raise TypeError(msg)
     if not callable(confirm):
         msg = f"confirm must be an async function, not {type(confirm).__name__}"
         raise TypeError(msg)

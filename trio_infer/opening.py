@@ -2,42 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, cast, overload
 
-import attrs
 import trio
 
 from .background import Background
 from .client import InferenceClient
-from .lifetime import Lifetime
-from .models.scalars import to_flag, to_float, to_int, to_text
-from .protocol.client_codec import ClientCodec
-from .protocol.dialects import resolve_dialect
-from .protocol.hashing import PrefixHashing
-from .protocol.preparation import Preparation
-from .sockets import (
-    Link,
-    SocketOptions,
-    ZmqContext,
-    check_address,
-    check_context,
-    check_socket_options,
-)
+from .settings import Settings, check_options
 
 if TYPE_CHECKING:
     from enum import Enum
     from types import TracebackType
 
+    from .lifetime import Lifetime
     from .models import Completion
     from .protocol.dialect import Dialect
+    from .sockets import SocketOptions, ZmqContext
 
 __all__ = ["ClientOptions", "connect_client", "open_client"]
-
-
-MAX_HEARTBEAT_SECONDS: Final = 86_400.0
-"""ZeroMQ counts milliseconds in 32 bits; a day is as good as for ever."""
 
 
 class ClientOptions(TypedDict, total=False):
@@ -52,36 +35,6 @@ class ClientOptions(TypedDict, total=False):
     max_message_size: int
     socket_options: SocketOptions | None
     context: ZmqContext | None
-
-
-@attrs.frozen(kw_only=True)
-class _Settings:
-    """What a client is made of, checked."""
-
-    address: str
-    preparation: Preparation
-    deserialize: bool
-    link: Link
-    context: ZmqContext | None
-    connect_timeout: float
-    close_timeout: float
-
-    def make_lifetime(self) -> Lifetime:
-        return Lifetime(
-            self.address,
-            codec=self.preparation.codec,
-            link=self.link,
-            context=self.context,
-            close_timeout=self.close_timeout,
-        )
-
-    def make_client(self, lifetime: Lifetime) -> InferenceClient[Any]:
-        return InferenceClient(
-            lifetime,
-            address=self.address,
-            preparation=self.preparation,
-            deserialize=self.deserialize,
-        )
 
 
 @overload
@@ -155,30 +108,20 @@ def open_client(
             an address or a socket option, which comes on entering.
         ConnectTimeout: on entering, when there was no handshake within ``connect_timeout``.
     """
-    return _OpenClient(
-        _Settings(
-            address=check_address(to_text(address, "address")),
-            preparation=Preparation(
-                ClientCodec(resolve_dialect(dialect)),
-                PrefixHashing(block_size_tokens, prefix_caching_coordinator_policy),
-            ),
-            deserialize=to_flag(deserialize, "deserialize"),
-            link=Link(
-                heartbeat_timeout=_seconds(
-                    heartbeat_timeout, "heartbeat_timeout", least=0.001, most=MAX_HEARTBEAT_SECONDS
-                ),
-                max_message_size=_bytes(max_message_size, "max_message_size"),
-                socket_options=check_socket_options(socket_options),
-            ),
-            context=check_context(context),
-            connect_timeout=(
-                math.inf
-                if connect_timeout is None
-                else _seconds(connect_timeout, "connect_timeout")
-            ),
-            close_timeout=_seconds(close_timeout, "close_timeout"),
-        )
+    settings = check_options(
+        address,
+        dialect=dialect,
+        deserialize=deserialize,
+        block_size_tokens=block_size_tokens,
+        prefix_caching_coordinator_policy=prefix_caching_coordinator_policy,
+        connect_timeout=connect_timeout,
+        close_timeout=close_timeout,
+        heartbeat_timeout=heartbeat_timeout,
+        max_message_size=max_message_size,
+        socket_options=socket_options,
+        context=context,
     )
+    return _OpenClient(settings)
 
 
 @overload
@@ -256,23 +199,6 @@ def _check_nursery(nursery: object) -> None:
         raise TypeError(msg)
 
 
-def _seconds(value: float, name: str, *, least: float = 0.0, most: float = math.inf) -> float:
-    seconds = to_float(value, name)
-    if not least <= seconds <= most:
-        span = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
-        msg = f"{name} must be {span} seconds, not {seconds:g}"
-        raise ValueError(msg)
-    return seconds
-
-
-def _bytes(value: int, name: str) -> int:
-    size = to_int(value, name)
-    if size < 1:
-        msg = f"{name} must be at least 1 byte, not {size}"
-        raise ValueError(msg)
-    return size
-
-
 class _OpenClient(AbstractAsyncContextManager[InferenceClient[Any], None]):
     """The block of `open_client`.
 
@@ -280,7 +206,7 @@ class _OpenClient(AbstractAsyncContextManager[InferenceClient[Any], None]):
     meet: they come out bare.
     """
 
-    def __init__(self, settings: _Settings) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._lifetime: Lifetime | None = None
         self._background = Background()

@@ -75,6 +75,9 @@ class Signals:
     @trio.lowlevel.enable_ki_protection
     def release_by_number(self, engine_id: int) -> None:
         """Releases a handoff, whoever holds it. Raises what `send` does."""
+        dialect = self._codec.dialect
+        if not dialect.can_hand_off:
+            dialect.refuse("KV handoff", "there is nothing to release")
         self._send_now(self._codec.release(engine_id))
         self._held = {held for held in self._held if held.engine_id != engine_id}
 
@@ -164,5 +167,5 @@ class Signals:
         """There will be no connection any more: tells what was not sent."""
         self._ended = True
         for kind, _ in self._owed:
-            _logger.warning("the client is closed: %s was not sent", kind.name)
+            _logger.warning("the client is closed: %s was not sent to the engines", kind.name)
         self._owed.clear()

@@ -445,7 +445,7 @@ async def test_engines_that_the_block_suspended_and_forgot_are_left_and_the_log_
     async with client.engines.paused(confirm=nothing):
         client.engines.suspend()
     assert await sent(coordinator, client) == [Kind.PAUSE, Kind.SUSPEND]
-    assert "UNPAUSE was not sent to engines, since they are not paused" in caplog.text
+    assert "UNPAUSE was not sent to engines, since they are suspended, not paused" in caplog.text
 
 
 @pytest.mark.parametrize("end", ["leave", "fail", "cancel"])

@@ -335,7 +335,7 @@ async def test_where_the_dialect_has_no_handoff_nothing_is_sent(dialect: str) ->
                 client.prefill(PROMPT)
             with pytest.raises(UnsupportedByDialect, match="has no KV handoff"):
                 client.stream(PROMPT, kv_handoff=handoff)
-            with pytest.raises(UnsupportedByDialect, match="has no RELEASE_KV"):
+            with pytest.raises(UnsupportedByDialect, match="has no KV handoff"):
                 client.release_handoff(7)
         assert coordinator.kinds == []
 

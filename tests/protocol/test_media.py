@@ -84,7 +84,10 @@ def test_every_case_is_held() -> None:
 
 @pytest.mark.parametrize("case", PACKED)
 def test_media_are_packed_as_megatron_cores_client_packs_them(case: str) -> None:
-    assert checked(input_of(case), ONE_FRAME).packed_inline().hex() == RECORDED[case]["msgpack_hex"]
+    assert (
+        b"".join(checked(input_of(case), ONE_FRAME).inline_pieces()).hex()
+        == RECORDED[case]["msgpack_hex"]
+    )
 
 
 @pytest.mark.parametrize("case", PACKED)
@@ -109,7 +112,7 @@ def test_what_megatron_core_refuses_is_refused_and_what_it_would_ignore(case: st
 
 @pytest.mark.parametrize("case", ARRAYS_ARE_TAKEN)
 def test_numpy_arrays_are_taken_where_megatron_core_wants_a_tensor(case: str) -> None:
-    packed = checked(input_of(case), ONE_FRAME).packed_inline()
+    packed = b"".join(checked(input_of(case), ONE_FRAME).inline_pieces())
     assert packed == msgpack.packb({"image": {"imgs": IMGS.tolist()}})
 
 
@@ -176,7 +179,7 @@ def test_encoded_items_get_the_key_that_engines_compute(modality: str, items: li
         media = checked({modality: form})
         assert media.cache_key() == key_of_items(modality, items)
         assert media.packed() == msgpack.packb(items)
-        assert media.packed_inline() == msgpack.packb({modality: items})
+        assert b"".join(media.inline_pieces()) == msgpack.packb({modality: items})
         assert media.packed_size == sum(map(len, items))
 
 
@@ -227,7 +230,7 @@ def test_tensors_get_the_key_that_engines_compute_in_whatever_order_they_are_giv
         if name in names
     }
     assert media.packed() == msgpack.packb(lists)
-    assert media.packed_inline() == msgpack.packb({modality: lists})
+    assert b"".join(media.inline_pieces()) == msgpack.packb({modality: lists})
     assert media.packed_size == sum(
         9 * item.size for item in value.values() if not isinstance(item, int)
     )
@@ -431,7 +434,7 @@ def test_a_flag_may_be_numpys(flag: Any) -> None:
 
 def test_one_may_say_that_nothing_is_expanded_where_nothing_can_be() -> None:
     media = checked({"image": b"x", "media_tokens_preexpanded": False}, ONE_FRAME)
-    assert media.packed_inline() == msgpack.packb({"image": [b"x"]})
+    assert b"".join(media.inline_pieces()) == msgpack.packb({"image": [b"x"]})
 
 
 @pytest.mark.parametrize("number", [np.int64(4), np.uint8(4), np.array(4)], ids=repr)

@@ -82,7 +82,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"multi_modal_data": {"audio": b"x"}}, ValueError, "only image and video"),
     ({"offload_params": object()}, TypeError, "offload_params must be of what MessagePack"),
     ({"offload_params": {1: 2}}, TypeError, "a key of offload_params must be a str"),
-    ({"offload_params": {"x": [1.0, float("nan")]}}, ValueError, r"offload_params\['x'\]\[1\]"),
+    ({"offload_params": {"x": [1.0, 2**64]}}, ValueError, r"offload_params\['x'\]\[1\]"),
 ]
 OF_PREPARE: list[tuple[dict[str, Any], type[Exception], str]] = [
     # a handoff is what prefill() asks for
@@ -249,7 +249,8 @@ def test_no_engine_pins_blocks_for_an_ordinary_request(
     ("params", "budget"),
     [
         (None, 1),
-        (SamplingParams(), None),
+        (SamplingParams(), 1),
+        (SamplingParams(streaming=True), 1),
         (SamplingParams(num_tokens_to_generate=8), 8),
         (SamplingParams(num_tokens_to_generate=8, do_kv_handoff=True, streaming=True), 8),
         (Foreign(num_tokens_to_generate=8, do_kv_handoff=False), 8),

@@ -76,7 +76,7 @@ def check_handoff(
         return "the blocks are those of another prompt"
     source = _all.get(str(kv_meta.get("engine")))
     if source is not None and not source.has(block_ids):
-        return "the blocks have been released"
+        return "the blocks have been released, or never were there"
     return None
 
 

@@ -45,6 +45,7 @@ async def open_coordinator(
     prefix_caching_coordinator_policy: Enum | str = "first_prefix_block",
     kv_handoff: bool = True,
     steps_to_pause: int = STEPS_TO_PAUSE,
+    max_message_size: int = 256 * 2**20,
 ) -> AsyncGenerator[EmbeddedCoordinator]:
     """A coordinator with its engines, in this process, for the length of an ``async with`` block.
 
@@ -69,6 +70,7 @@ async def open_coordinator(
             as real ones do.
         steps_to_pause: how many steps the engines take to heed a PAUSE. UNPAUSE, SUSPEND and STOP
             kill them before, as they do real ones.
+        max_message_size: bytes; a client that sends a larger frame is disconnected.
 
     Raises:
         TypeError, ValueError: for a wrong argument.
@@ -79,6 +81,7 @@ async def open_coordinator(
         ("max_requests", max_requests),
         ("max_sequence_length", max_sequence_length),
         ("steps_to_pause", steps_to_pause),
+        ("max_message_size", max_message_size),
     ):
         if to_int(count, name) < 1:
             msg = f"{name} must be at least 1, not {count}"
@@ -109,7 +112,7 @@ async def open_coordinator(
     )
     context = make_context()
     try:
-        socket = ZmqSocket(ROUTER, link=Link(), context=context)
+        socket = ZmqSocket(ROUTER, link=Link(max_message_size=max_message_size), context=context)
         try:
             address = socket.bind(bind)
             serving = Serving(core, socket, step_time)

@@ -62,6 +62,10 @@ def _opening(number: int, length: int) -> bytes:
     return pack([number, *[None] * (length - 1)])[: -len(_NOTHING) * (length - 1)]
 
 
+def _pieces(part: bytes | list[bytes]) -> list[bytes]:
+    return [part] if type(part) is bytes else part  # type: ignore[return-value]
+
+
 @attrs.frozen
 class ClientCodec:
     """The client's side of a dialect.
@@ -76,18 +80,23 @@ class ClientCodec:
         """The first message of every connection."""
         return frames_of(self.dialect, Kind.CONNECT, {})
 
-    def lay_out(self, kind: Kind, packed: Mapping[str, bytes]) -> Submission:
+    def lay_out(self, kind: Kind, packed: Mapping[str, bytes | list[bytes]]) -> Submission:
         """Lays out a request as far as it goes without an id.
 
         Args:
             kind: how it is submitted.
-            packed: its parts, packed, by the names of the layout. What is absent is nothing.
+            packed: its parts, packed, whole or in pieces, by the names of the layout; what is
+                absent is nothing.
         """
         number, layout = self.dialect.number(kind), self.dialect.layouts[kind]
         return Submission(
             opening=_opening(number, 1 + len(layout.fields)),
-            fields=[packed.get(name, _NOTHING) for name in layout.fields[1:]],  # all but the id
-            bodies=[packed.get(name, _NOTHING) for name in layout.bodies],
+            fields=[
+                piece
+                for name in layout.fields[1:]  # all but the id
+                for piece in _pieces(packed.get(name, _NOTHING))
+            ],
+            bodies=[b"".join(_pieces(packed.get(name, _NOTHING))) for name in layout.bodies],
         )
 
     def submit(self, request_id: int, submission: Submission) -> Frames:

@@ -96,8 +96,11 @@ class Media:
 
     def packed(self) -> bytes:
         """The items or tensors, as one value of MessagePack's."""
+        return b"".join(self._pieces())
+
+    def _pieces(self) -> list[bytes]:
         if isinstance(self.value, tuple):
-            return b"".join(_pack_items(self.value))
+            return list(_pack_items(self.value))
         packer = msgpack.Packer(autoreset=False)
         packer.pack_map_header(len(self.value))
         for name in _FIELDS[self.modality]:
@@ -105,12 +108,11 @@ class Media:
             if part is not None:
                 packer.pack(name)
                 pack_tensor(packer, part) if isinstance(part, Tensor) else packer.pack(part)
-        packed: bytes = packer.bytes()
-        return packed
+        return [packer.bytes()]
 
-    def packed_inline(self) -> bytes:
-        """The same, under the name of the modality, where media have no frame of their own."""
-        return b"\x81" + pack(self.modality) + self.packed()
+    def inline_pieces(self) -> list[bytes]:
+        """The same in pieces, under the modality's name, where media have no frame of their own."""
+        return [b"\x81", pack(self.modality), *self._pieces()]
 
 
 def _pack_items(items: _Raw) -> Iterator[bytes]:

@@ -146,15 +146,16 @@ class Preparation:
         multi_modal_data: Mapping[str, Any] | None = None,
         offload_params: object = None,
     ) -> Prepared:
-        """As `prepare`, of a request whose KV cache blocks another deployment goes on from."""
+        """As `prepare`, of a request whose KV cache blocks another deployment goes on from.
+
+        Its budget is one token, if it has none of its own.
+        """
         dialect = self.codec.dialect
         if not dialect.can_hand_off:
             dialect.refuse("KV handoff", "let one deployment do both, by generate() or stream()")
-        params = (
-            SamplingParams(num_tokens_to_generate=1)
-            if sampling_params is None
-            else to_sampling_params(sampling_params)
-        )
+        params = to_sampling_params(sampling_params)
+        if params.num_tokens_to_generate is params.num_tokens_total is None:
+            params = attrs.evolve(params, num_tokens_to_generate=1)
         asked = sampling_fields(params, dialect) | {"do_kv_handoff": True}
         return self._ordinary(prompt, asked, multi_modal_data, offload_params)
 
@@ -169,7 +170,11 @@ class Preparation:
         media = check_media(multi_modal_data, dialect)
         if offload_params is not None and not dialect.can_offload:
             dialect.refuse("offload parameters", "leave out offload_params")
-        offload = None if offload_params is None else thaw(freeze(offload_params, "offload_params"))
+        offload = (
+            None
+            if offload_params is None
+            else thaw(freeze(offload_params, "offload_params", finite=False))
+        )
         coerced = coerce_prompt(prompt)
         lay_out = partial(self._lay_out, coerced, asked, media, offload)
         return Prepared(
@@ -186,13 +191,16 @@ class Preparation:
         media: Media | None,
         offload_params: object,
     ) -> Submission:
-        parts = {"prompt": pack(prompt), "sampling_params": self._packed(asked)}
+        parts: dict[str, bytes | list[bytes]] = {
+            "prompt": pack(prompt),
+            "sampling_params": self._packed(asked),
+        }
         key = None
         if media is not None and self.codec.dialect.is_multipart:
             key = media.cache_key()
             parts |= {"media_meta": pack(media.descriptor(key)), "media": media.packed()}
         elif media is not None:
-            parts["multi_modal_data"] = media.packed_inline()
+            parts["multi_modal_data"] = media.inline_pieces()
         hashes = self.prefix_hashing.of(prompt, salt=key)
         if hashes is not None:
             parts["block_hashes"] = pack(hashes)
@@ -208,7 +216,7 @@ class Preparation:
         if not dialect.can_hand_off:
             dialect.refuse("KV handoff", "leave out kv_handoff, and let it compute the prompt anew")
         if asked["return_log_probs"]:
-            msg = "kv_handoff goes without return_log_probs: the engine dies of both"
+            msg = "kv_handoff goes without return_log_probs: leave it out, the engine dies of it"
             raise ValueError(msg)
         ids = coerce_prompt(prompt)
         if isinstance(ids, str):
@@ -217,7 +225,7 @@ class Preparation:
         parts = {
             "sampling_params": asked,
             "prompt": ids,
-            "kv_meta": thaw(freeze_mapping(kv_handoff.kv_meta, "kv_meta")),
+            "kv_meta": thaw(freeze_mapping(kv_handoff.kv_meta, "kv_meta", finite=False)),
             "src_block_ids": coerce_ints(kv_handoff.src_block_ids, "src_block_ids"),
         }
 

@@ -1,0 +1,109 @@
+"""What a client is made of: the options of its doors, checked."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import attrs
+
+from .client import InferenceClient
+from .lifetime import Lifetime
+from .models.scalars import to_flag, to_float, to_int, to_text
+from .protocol.client_codec import ClientCodec
+from .protocol.dialects import resolve_dialect
+from .protocol.hashing import PrefixHashing
+from .protocol.preparation import Preparation
+from .sockets import Link, ZmqContext, check_address, check_context, check_socket_options
+
+__all__ = ["Settings", "check_options"]
+
+
+MAX_HEARTBEAT_SECONDS: Final = 86_400.0
+"""ZeroMQ counts milliseconds in 32 bits; a day is as good as for ever."""
+
+
+@attrs.frozen(kw_only=True)
+class Settings:
+    """What a client is made of, checked."""
+
+    address: str
+    preparation: Preparation
+    deserialize: bool
+    link: Link
+    context: ZmqContext | None
+    connect_timeout: float
+    close_timeout: float
+
+    def make_lifetime(self) -> Lifetime:
+        """The life of a new client."""
+        return Lifetime(
+            self.address,
+            codec=self.preparation.codec,
+            link=self.link,
+            context=self.context,
+            close_timeout=self.close_timeout,
+        )
+
+    def make_client(self, lifetime: Lifetime) -> InferenceClient[Any]:
+        """The client that lives it."""
+        return InferenceClient(
+            lifetime,
+            address=self.address,
+            preparation=self.preparation,
+            deserialize=self.deserialize,
+        )
+
+
+def check_options(
+    address: object,
+    *,
+    dialect: object,
+    deserialize: object,
+    block_size_tokens: Any,
+    prefix_caching_coordinator_policy: Any,
+    connect_timeout: object,
+    close_timeout: object,
+    heartbeat_timeout: object,
+    max_message_size: object,
+    socket_options: object,
+    context: object,
+) -> Settings:
+    """Checks what `open_client` was given, which tells what it is, and raises what that raises."""
+    return Settings(
+        address=check_address(to_text(address, "address")),
+        preparation=Preparation(
+            ClientCodec(resolve_dialect(dialect)),
+            PrefixHashing(block_size_tokens, prefix_caching_coordinator_policy),
+        ),
+        deserialize=to_flag(deserialize, "deserialize"),
+        link=Link(
+            heartbeat_timeout=_seconds(
+                heartbeat_timeout, "heartbeat_timeout", least=0.001, most=MAX_HEARTBEAT_SECONDS
+            ),
+            max_message_size=_bytes(max_message_size, "max_message_size"),
+            socket_options=check_socket_options(socket_options),
+        ),
+        context=check_context(context),
+        connect_timeout=(
+            math.inf if connect_timeout is None else _seconds(connect_timeout, "connect_timeout")
+        ),
+        close_timeout=_seconds(close_timeout, "close_timeout"),
+    )
+
+
+def _seconds(value: object, name: str, *, least: float = 0.0, most: float = math.inf) -> float:
+    seconds = to_float(value, name)
+    if not least <= seconds <= most:
+        span = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
+        msg = f"{name} must be {span} seconds, not {seconds:g}"
+        raise ValueError(msg)
+    return seconds
+
+
+def _bytes(value: object, name: str) -> int:
+    size = to_int(value, name)
+    if size < 1:
+        msg = f"{name} must be at least 1 byte, not {size}"
+        raise ValueError(msg)
+    return size
