@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import trio
@@ -558,7 +558,46 @@ async def test_blocks_want_something_to_confirm_with(client: InferenceClient, co
             block(confirm=confirm)
 
 
+async def test_a_confirmation_called_too_early_is_refused_and_not_left_unawaited(
+    client: InferenceClient,
+) -> None:
+    for block in (client.engines.paused, client.engines.suspended):
+        with pytest.raises(TypeError, match=r"leave out the \(\)"):
+            block(confirm=cast("Any", nothing()))
+
+
+async def test_a_confirmation_that_nobody_could_await_is_refused_before_engines_are_paused(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    confirm = cast("Any", lambda: True)
+    with pytest.raises(TypeError, match="not one that returns True"):
+        async with client.engines.paused(confirm=confirm):
+            pytest.fail("entered")
+    async with client.engines.paused(confirm=nothing):
+        with pytest.raises(TypeError, match="not one that returns True"):
+            async with client.engines.suspended(confirm=confirm):
+                pytest.fail("entered")
+    assert await sent(coordinator, client) == [Kind.PAUSE, Kind.UNPAUSE]
+
+
 # Connections
+
+
+async def test_engines_paused_by_hand_count_as_running_once_the_connection_is_another() -> None:
+    address = free_address()
+    async with (
+        scripted_coordinator(address) as coordinator,
+        open_client(address, close_timeout=0.1) as client,
+    ):
+        client.engines.pause()
+        coordinator.close()
+        async with scripted_coordinator(address) as successor:
+            await until(lambda: client.statistics().connections == 2)
+            with pytest.raises(LocalProtocolError, match="they are running"):
+                client.engines.unpause()
+            async with client.engines.paused(confirm=nothing):
+                pass
+            assert await sent(successor, client) == [Kind.PAUSE, Kind.UNPAUSE]
 
 
 async def test_an_unpause_that_is_owed_goes_out_before_any_request() -> None:

@@ -664,17 +664,17 @@ async def test_a_block_of_an_earlier_connection_releases_nobody_elses_handoff() 
         handed_over(coordinator, client) as first,
     ):
         coordinator.close()
-        async with (
-            scripted_coordinator(address) as successor,
-            handed_over(successor, client) as second,  # the new engine counts as the old one did
-        ):
-            first.scope.cancel()
-            await until(lambda: first.is_over)
-            assert releases(await settled(successor, client)) == []
-            second.scope.cancel()
-            await until(lambda: second.is_over)
-            assert releases(await settled(successor, client)) == [77]
-            assert client.statistics().unreleased == 1
+        async with scripted_coordinator(address) as successor:
+            await until(lambda: client.statistics().connections == 2)
+            # The new engine counts as the old one did.
+            async with handed_over(successor, client) as second:
+                first.scope.cancel()
+                await until(lambda: first.is_over)
+                assert releases(await settled(successor, client)) == []
+                second.scope.cancel()
+                await until(lambda: second.is_over)
+                assert releases(await settled(successor, client)) == [77]
+                assert client.statistics().unreleased == 1
 
 
 @pytest.mark.parametrize("where", ["head", "body"])
