@@ -361,7 +361,7 @@ async def _confirms(confirm: Callable[[], Awaitable[object]]) -> bool:
         await confirm()
     except Exception:
         _logger.warning("the state of the engines could not be confirmed", exc_info=True)
-        return False
+        return False  # noqa: ASYNC910 - if it fails at once, so be it
     return True
 
 

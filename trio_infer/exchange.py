@@ -135,7 +135,7 @@ class Exchange:
             except NotConnected:
                 continue
             self._session.submit(request_id, inbox)
-            return request_id
+            return request_id  # noqa: ASYNC910 - who hands over waits for the reply
 
     async def _wait_up(self) -> None:
         self._waiting += 1
