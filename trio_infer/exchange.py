@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .protocol.dialect import Dialect
     from .protocol.packing import Frame, Frames, MalformedMessage
     from .protocol.preparation import Prepared
-    from .sockets import Link, ZmqContext
+    from .sockets import Link, Network
 
 __all__ = ["Exchange", "Inbox"]
 
@@ -70,19 +70,17 @@ class Exchange:
         address: of the coordinator.
         codec: of the dialect that it speaks.
         link: how to treat connections.
-        context: the ZeroMQ context to live in.
+        network: where sockets are made.
 
     Attributes:
         signals: what is sent besides requests.
     """
 
-    def __init__(
-        self, address: str, *, codec: ClientCodec, link: Link, context: ZmqContext
-    ) -> None:
+    def __init__(self, address: str, *, codec: ClientCodec, link: Link, network: Network) -> None:
         self._home = Home()
         self._codec = codec
         self._session: Session[Inbox] = Session()
-        self._transport = Transport(address, codec, link, context, listener=self)
+        self._transport = Transport(address, codec, link, network, listener=self)
         self._packing = trio.CapacityLimiter(PACKING_THREADS)
         self._waiting = 0
         self._malformed = 0

@@ -13,7 +13,7 @@ import trio
 
 from .errors import ConnectTimeout
 from .exchange import Exchange
-from .sockets import dispose_context, make_context
+from .sockets import network_of
 
 if TYPE_CHECKING:
     from .protocol.client_codec import ClientCodec
@@ -52,9 +52,8 @@ class Lifetime:
     ) -> None:
         self._address = address
         self.close_timeout = close_timeout
-        self._context = make_context() if context is None else context
-        self._owns_context = context is None
-        self.exchange = Exchange(address, codec=codec, link=link, context=self._context)
+        self._network = network_of(address, context)
+        self.exchange = Exchange(address, codec=codec, link=link, network=self._network)
         self._leaving = trio.Event()
         self._left = trio.Event()
 
@@ -76,12 +75,8 @@ class Lifetime:
                     self.exchange.signals.end()
                     nursery.cancel_scope.cancel()
             finally:
-                await self._dispose()  # noqa: ASYNC102 - within the linger
+                await self._network.dispose()  # noqa: ASYNC102 - within the linger
                 self._left.set()
-
-    async def _dispose(self) -> None:  # noqa: ASYNC910 - somebody else's context stays
-        if self._owns_context:
-            await dispose_context(self._context)
 
     @trio.lowlevel.enable_ki_protection
     async def serve_in(self, nursery: trio.Nursery) -> None:  # noqa: ASYNC910 - starts tasks
@@ -94,7 +89,7 @@ class Lifetime:
             nursery.start_soon(self.serve)
         except RuntimeError:
             with trio.CancelScope(shield=True):  # bounded: no socket has been made yet
-                await self._dispose()
+                await self._network.dispose()
             raise
         nursery.start_soon(self._leave_when_cancelled)
 

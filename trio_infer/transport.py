@@ -31,7 +31,7 @@ from .errors import ConnectError
 from .protocol.client_codec import ClientCodec, ServerMessage
 from .protocol.dialect import Kind
 from .protocol.packing import Frames, MalformedMessage
-from .sockets import DEALER, Link, LinkEvent, NotConnected, ZmqContext, ZmqSocket
+from .sockets import DEALER, Link, LinkEvent, Network, NotConnected, Socket
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,7 +82,7 @@ def backoff() -> Iterator[float]:
 class _Connection:
     """One epoch: one socket, from its connecting to its end."""
 
-    socket: ZmqSocket
+    socket: Socket
     codec: ClientCodec
     listener: Listener
     came_up: Callable[[], None]
@@ -164,7 +164,7 @@ class Transport:
     address: str
     codec: ClientCodec
     link: Link
-    context: ZmqContext
+    network: Network
     listener: Listener
     connections: int = 0
     reason: str = "no answer"
@@ -238,7 +238,7 @@ class Transport:
             await trio.sleep(next(pauses))
 
     async def _connect_once(self) -> None:
-        socket = ZmqSocket(DEALER, link=self.link, context=self.context)
+        socket = self.network.socket(DEALER, self.link)
         connection = self._current = _Connection(
             socket, self.codec, self.listener, came_up=self._came_up
         )

@@ -28,7 +28,8 @@ from trio_infer import transport as transport_module
 from trio_infer.protocol.client_codec import ClientCodec
 from trio_infer.protocol.dialect import Kind
 from trio_infer.protocol.dialects import FRAMED
-from trio_infer.sockets import Link, LinkEvent, zmq_socket
+from trio_infer.sockets import Link, LinkEvent, draining
+from trio_infer.sockets.network import ZmqNetwork
 from trio_infer.transport import BACKOFF_SECONDS, Transport, backoff
 
 if TYPE_CHECKING:
@@ -279,7 +280,7 @@ async def test_what_came_before_the_end_of_the_connection_is_not_lost(
     coordinator: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The end is noticed while thousands of tokens still wait to be read from the socket."""
-    monkeypatch.setattr(zmq_socket, "DRAIN_SECONDS", -1.0)  # one message at a time
+    monkeypatch.setattr(draining, "DRAIN_SECONDS", -1.0)  # one message at a time
     tokens = list(range(3000))
     async with (
         Relay(coordinator.address, cut_after=b"the last") as relay,
@@ -341,7 +342,8 @@ async def test_a_client_left_before_its_first_connection_makes_none(
 
     monkeypatch.setattr(Transport, "_connect_once", connect_once)
     with zmq.Context() as context:
-        transport = Transport("tcp://h:1", ClientCodec(FRAMED), Link(), context, listener=Deaf())
+        network = ZmqNetwork(context)
+        transport = Transport("tcp://h:1", ClientCodec(FRAMED), Link(), network, listener=Deaf())
         transport.stop_waiting()
         with trio.CancelScope() as scope:
             scope.cancel()
@@ -367,7 +369,7 @@ async def test_a_connection_that_came_up_makes_the_next_pause_short_again(
     monkeypatch.setattr(transport_module, "backoff", count_starts)
     with zmq.Context() as context:
         codec = ClientCodec(FRAMED)
-        transport = Transport("tcp://h:1", codec, Link(), context, listener=Deaf())
+        transport = Transport("tcp://h:1", codec, Link(), ZmqNetwork(context), listener=Deaf())
         with pytest.raises((StopIteration, RuntimeError)):
             await transport.run()
     assert started == [0, 1]
@@ -386,7 +388,9 @@ async def test_a_connection_that_breaks_in_the_tick_of_its_ack_is_told_of(
 
     with zmq.Context() as context:
         codec = ClientCodec(FRAMED)
-        transport = Transport(coordinator.address, codec, Link(), context, listener=Listening())
+        transport = Transport(
+            coordinator.address, codec, Link(), ZmqNetwork(context), listener=Listening()
+        )
         async with trio.open_nursery() as running:
             running.start_soon(transport.run)
             await until(lambda: coordinator.connects)

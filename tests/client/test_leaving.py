@@ -21,6 +21,7 @@ from trio_infer.embedded import CoordinatorStatistics, EmbeddedCoordinator, open
 from trio_infer.protocol.dialect import Kind
 from trio_infer.sockets import zmq_socket
 from trio_infer.sockets.link import LINGER_MS
+from trio_infer.sockets.network import ZmqNetwork
 from trio_infer.transport import Transport
 
 LONG = SamplingParams(num_tokens_to_generate=100_000)
@@ -277,7 +278,9 @@ async def test_a_callers_context_is_used_and_left_alone(coordinator: ScriptedCoo
             open_client(coordinator.address, context=context) as one,
             open_client(coordinator.address, context=context),
         ):
-            assert one._lifetime._context is context
+            network = one._lifetime._network
+            assert isinstance(network, ZmqNetwork)
+            assert network._context is context
         assert not context.closed
         async with open_client(coordinator.address, context=context):
             pass

@@ -28,9 +28,10 @@ from trio_infer.sockets import (
     NotConnected,
     ZmqSocket,
     dispose_context,
+    draining,
     make_context,
+    zmq_socket,
 )
-from trio_infer.sockets import zmq_socket as module
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -110,6 +111,7 @@ async def test_without_the_wake_up_a_reply_is_slept_through(
                 if scope.cancelled_caught:
                     connection = client._exchange._transport._current
                     assert connection is not None
+                    assert isinstance(connection.socket, ZmqSocket)
                     assert connection.socket._parked
                     assert int(connection.socket._zmq.get(zmq.EVENTS)) & zmq.POLLIN
                     return
@@ -198,19 +200,19 @@ async def test_a_flood_does_not_hold_up_other_tasks(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await pair.connect()
-    monkeypatch.setattr(module, "DRAIN_SECONDS", 1000.0)
+    monkeypatch.setattr(draining, "DRAIN_SECONDS", 1000.0)
     budgets = 5
-    await queue(pair, budgets * module.DRAIN_MESSAGES)
+    await queue(pair, budgets * draining.DRAIN_MESSAGES)
     messages: list[Frames] = []
     turns: list[int] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(pair.router.read, messages.append)
-        while len(messages) < budgets * module.DRAIN_MESSAGES:
+        while len(messages) < budgets * draining.DRAIN_MESSAGES:
             await trio.lowlevel.checkpoint()
             turns.append(len(messages))
         nursery.cancel_scope.cancel()
     steps = [after - before for before, after in pairwise([0, *turns])]
-    assert max(steps) <= 2 * module.DRAIN_MESSAGES  # the last in one turn, the first in the next
+    assert max(steps) <= 2 * draining.DRAIN_MESSAGES  # the last in one turn, the first in the next
     assert [message[1] for message in messages] == [b"%d" % n for n in range(len(messages))]
 
 
@@ -218,7 +220,7 @@ async def test_large_messages_do_not_hold_up_other_tasks_either(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await pair.connect()
-    monkeypatch.setattr(module, "DRAIN_SECONDS", -1.0)
+    monkeypatch.setattr(draining, "DRAIN_SECONDS", -1.0)
     await queue(pair, 5)
     messages: list[Frames] = []
     while len(messages) < 5:
@@ -249,16 +251,16 @@ async def test_a_message_of_a_thousand_frames_costs_no_more_than_a_few(pair: Pai
     pair.dealer.send([b"x"] * 1000)
     pair.dealer.send([b"next"])
     long, after = await drain(pair.router, 2)
-    assert len(long) == module.MAX_FRAMES
+    assert len(long) == zmq_socket.MAX_FRAMES
     assert after[1:] == [b"next"]
 
 
 async def test_a_large_frame_is_not_copied(pair: Pair) -> None:
     await pair.connect()
-    pair.dealer.send([bytes(module.COPY_BELOW)])
+    pair.dealer.send([bytes(zmq_socket.COPY_BELOW)])
     (message,) = await drain(pair.router, 1)
     assert isinstance(message[1], memoryview)
-    assert bytes(message[1]) == bytes(module.COPY_BELOW)
+    assert bytes(message[1]) == bytes(zmq_socket.COPY_BELOW)
 
 
 async def test_closing_wakes_whoever_reads_and_watches(pair: Pair) -> None:

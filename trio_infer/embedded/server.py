@@ -12,7 +12,7 @@ from ..background import running_behind
 from ..models.scalars import to_flag, to_float, to_int
 from ..protocol.dialects import resolve_dialect
 from ..protocol.hashing import PrefixHashing
-from ..sockets import ROUTER, Link, ZmqSocket, check_address, dispose_context, make_context
+from ..sockets import ROUTER, Link, check_address, network_of
 from .core import CoordinatorCore
 from .engine import DEFAULT_MAX_REQUESTS, DEFAULT_MAX_SEQUENCE_LENGTH, Engine
 from .lifecycle import STEPS_TO_PAUSE, EngineState
@@ -110,9 +110,9 @@ async def open_coordinator(
     core = CoordinatorCore(
         row, [make_engine() for _ in range(engines)], prefix_hashing=prefix_hashing
     )
-    context = make_context()
+    network = network_of(bind)
     try:
-        socket = ZmqSocket(ROUTER, link=Link(max_message_size=max_message_size), context=context)
+        socket = network.socket(ROUTER, Link(max_message_size=max_message_size))
         try:
             address = socket.bind(bind)
             serving = Serving(core, socket, step_time)
@@ -122,7 +122,7 @@ async def open_coordinator(
             socket.close()
     finally:
         with trio.CancelScope(shield=True):  # bounded by the socket's linger
-            await dispose_context(context)
+            await network.dispose()
 
 
 class EmbeddedCoordinator:

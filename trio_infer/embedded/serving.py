@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ..sockets import NotConnected, ZmqSocket
+from ..sockets import NotConnected, Socket
 
 if TYPE_CHECKING:
     from ..protocol.packing import Frames
@@ -25,7 +25,7 @@ class Serving:
         step_time: seconds that a step takes beyond its computation.
     """
 
-    def __init__(self, core: CoordinatorCore, socket: ZmqSocket, step_time: float) -> None:
+    def __init__(self, core: CoordinatorCore, socket: Socket, step_time: float) -> None:
         self.core = core
         self.step_time = step_time
         self._socket = socket

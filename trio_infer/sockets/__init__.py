@@ -1,4 +1,4 @@
-"""ZeroMQ sockets driven through trio's fd wait, for both roles. Nothing else imports zmq."""
+"""Sockets driven by trio, for both roles: ZeroMQ's, which nothing else imports, and in memory."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from .link import check_context as check_context
 from .link import check_socket_options as check_socket_options
 from .link import dispose_context as dispose_context
 from .link import make_context as make_context
+from .network import Network as Network
+from .network import Socket as Socket
+from .network import network_of as network_of
 from .zmq_socket import LinkEvent as LinkEvent
 from .zmq_socket import NotConnected as NotConnected
 from .zmq_socket import ZmqSocket as ZmqSocket
@@ -23,7 +26,9 @@ __all__ = [
     "Home",
     "Link",
     "LinkEvent",
+    "Network",
     "NotConnected",
+    "Socket",
     "SocketOptions",
     "ZmqContext",
     "ZmqSocket",
@@ -32,4 +37,5 @@ __all__ = [
     "check_socket_options",
     "dispose_context",
     "make_context",
+    "network_of",
 ]

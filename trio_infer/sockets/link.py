@@ -12,6 +12,7 @@ import zmq
 __all__ = [
     "DEALER",
     "LINGER_MS",
+    "MEMORY_SCHEME",
     "ROUTER",
     "Link",
     "SocketOptions",
@@ -32,6 +33,9 @@ SocketOptions: TypeAlias = (
 
 DEALER: Final = zmq.DEALER
 ROUTER: Final = zmq.ROUTER
+
+MEMORY_SCHEME: Final = "memory://"
+"""What addresses begin with that lead nowhere but within one trio run."""
 
 LINGER_MS: Final = 500
 """What is queued at closing gets this long to leave; 0 would lose aborts, -1 hang."""

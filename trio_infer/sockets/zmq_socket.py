@@ -9,7 +9,6 @@ otherwise sleep on an edge that has gone. The reader drains before it waits for 
 from __future__ import annotations
 
 import enum
-import time
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -17,7 +16,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from ..errors import ConnectError
-from .home import Home
+from .draining import Draining
 from .link import LINGER_MS, configure
 
 if TYPE_CHECKING:
@@ -27,10 +26,6 @@ if TYPE_CHECKING:
     from .link import Link, ZmqContext
 
 __all__ = ["LinkEvent", "NotConnected", "ZmqSocket"]
-
-DRAIN_MESSAGES: Final = 256
-DRAIN_SECONDS: Final = 0.002
-"""After so many messages, or so long, the reader lets other tasks run."""
 
 MAX_FRAMES: Final = 64
 """Frames of one message that are kept; no message has more than a handful."""
@@ -67,7 +62,7 @@ class NotConnected(Exception):
     """There is no connection that the message could go to; none of it was taken."""
 
 
-class ZmqSocket:
+class ZmqSocket(Draining):
     """A socket of either role, for one task that reads it and any number that send.
 
     Every method but the two coroutines is synchronous and never blocks.
@@ -83,10 +78,8 @@ class ZmqSocket:
     """
 
     def __init__(self, socket_type: int, *, link: Link, context: ZmqContext) -> None:
-        self._home = Home()
-        self._closed = False
+        super().__init__()
         self._parked = False
-        self._draining = False
         try:
             self._zmq = context.socket(socket_type)
         except zmq.ZMQError as error:
@@ -158,47 +151,14 @@ class ZmqSocket:
         finally:
             self._look()
 
-    @trio.lowlevel.enable_ki_protection
-    async def read(  # noqa: ASYNC910 - a closed socket is read no more
-        self, deliver: Callable[[Frames], None]
-    ) -> None:
-        """Passes every message to ``deliver``, until it is cancelled or the socket is closed.
-
-        Cancelling it loses nothing: what was not delivered stays in the socket.
-        """
-        while not self._closed:
-            if not self.drain(deliver):
-                await trio.lowlevel.checkpoint()
-            elif not self._closed:
-                self._parked = True
-                try:
-                    await trio.lowlevel.wait_readable(self._fd)
-                except trio.ClosedResourceError:
-                    pass  # woken by hand: an edge may have been missed
-                finally:
-                    self._parked = False
-
-    @trio.lowlevel.enable_ki_protection
-    def drain(self, deliver: Callable[[Frames], None]) -> bool:
-        """Passes what has come to ``deliver``, as far as the budget goes.
-
-        Returns whether nothing was left. Calls from within ``deliver`` do nothing.
-        """
-        if self._draining or self._closed:
-            return True
-        self._draining = True
-        deadline = time.perf_counter() + DRAIN_SECONDS
+    async def _wait_arrival(self) -> None:
+        self._parked = True
         try:
-            for _ in range(DRAIN_MESSAGES):
-                frames = self._receive()
-                if frames is None:
-                    return True
-                deliver(frames)
-                if time.perf_counter() > deadline:
-                    return False
-            return False
+            await trio.lowlevel.wait_readable(self._fd)
+        except trio.ClosedResourceError:
+            pass  # woken by hand: an edge may have been missed
         finally:
-            self._draining = False
+            self._parked = False
 
     def _receive(self) -> Frames | None:
         """The next message, or None. Of one with too many frames the first ones."""
@@ -243,6 +203,12 @@ class ZmqSocket:
             if event is not None:
                 notice(event)
 
+    def freeze(self) -> None:
+        """Does nothing: ZeroMQ's own thread goes on answering heartbeats, whoever is frozen."""
+
+    def thaw(self) -> None:
+        """Does nothing, as `freeze`."""
+
     @trio.lowlevel.enable_ki_protection
     def close(self, *, linger: bool = True) -> None:
         """Closes the socket. A task that reads or watches it returns.
@@ -266,12 +232,6 @@ class ZmqSocket:
         if self._parked and int(self._zmq.get(zmq.EVENTS)) & zmq.POLLIN:
             self._parked = False
             trio.lowlevel.notify_closing(self._fd)
-
-    def _check(self) -> None:
-        if self._closed:
-            msg = "the socket is closed"
-            raise trio.ClosedResourceError(msg)
-        self._home.check()
 
 
 def _content(frame: zmq.Frame) -> Frame:

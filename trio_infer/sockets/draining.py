@@ -1,0 +1,81 @@
+"""How what comes to a socket is passed on: in turns, so that a flood stops nobody else."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from .home import Home
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..protocol.packing import Frames
+
+__all__ = ["Draining"]
+
+DRAIN_MESSAGES: Final = 256
+DRAIN_SECONDS: Final = 0.002
+"""After so many messages, or so long, the reader lets other tasks run."""
+
+
+class Draining(ABC):
+    """The receiving half of a socket, for one task that reads it, and what it needs for that."""
+
+    def __init__(self) -> None:
+        self._home = Home()
+        self._closed = False
+        self._draining = False
+
+    @abstractmethod
+    def _receive(self) -> Frames | None:
+        """The next message; None if there is none, or the socket is closed."""
+
+    @abstractmethod
+    async def _wait_arrival(self) -> None:
+        """Returns when there may be something to receive, or the socket is closed."""
+
+    @trio.lowlevel.enable_ki_protection
+    async def read(  # noqa: ASYNC910 - a closed socket is read no more
+        self, deliver: Callable[[Frames], None]
+    ) -> None:
+        """Passes every message to ``deliver``, until it is cancelled or the socket is closed.
+
+        Cancelling it loses nothing: what was not delivered stays in the socket.
+        """
+        while not self._closed:
+            if not self.drain(deliver):
+                await trio.lowlevel.checkpoint()
+            elif not self._closed:
+                await self._wait_arrival()
+
+    @trio.lowlevel.enable_ki_protection
+    def drain(self, deliver: Callable[[Frames], None]) -> bool:
+        """Passes what has come to ``deliver``, as far as the budget goes.
+
+        Returns whether nothing was left. Calls from within ``deliver`` do nothing.
+        """
+        if self._draining or self._closed:
+            return True
+        self._draining = True
+        deadline = time.perf_counter() + DRAIN_SECONDS
+        try:
+            for _ in range(DRAIN_MESSAGES):
+                frames = self._receive()
+                if frames is None:
+                    return True
+                deliver(frames)
+                if time.perf_counter() > deadline:
+                    return False
+            return False
+        finally:
+            self._draining = False
+
+    def _check(self) -> None:
+        if self._closed:
+            msg = "the socket is closed"
+            raise trio.ClosedResourceError(msg)
+        self._home.check()
