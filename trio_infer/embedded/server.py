@@ -12,7 +12,7 @@ from ..background import running_behind
 from ..models.scalars import to_flag, to_float, to_int
 from ..protocol.dialects import resolve_dialect
 from ..protocol.hashing import PrefixHashing
-from ..sockets import ROUTER, Link, check_address, network_of
+from ..sockets import MEMORY_SCHEME, ROUTER, Link, check_address, network_of
 from .core import CoordinatorCore
 from .engine import DEFAULT_MAX_REQUESTS, DEFAULT_MAX_SEQUENCE_LENGTH, Engine
 from .lifecycle import STEPS_TO_PAUSE, EngineState
@@ -94,7 +94,9 @@ async def open_coordinator(
     check_address(bind)
     row = resolve_dialect(dialect)
     prefix_hashing = PrefixHashing(block_size_tokens, prefix_caching_coordinator_policy)
-    if model is None:
+    if model is None and bind.startswith(MEMORY_SCHEME):
+        model = default_model()  # a mocked clock would jump while a thread counts
+    elif model is None:
         model = await trio.to_thread.run_sync(default_model)
     make_engine = partial(
         Engine,

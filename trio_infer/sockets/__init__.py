@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .home import Home as Home
 from .link import DEALER as DEALER
+from .link import MEMORY_SCHEME as MEMORY_SCHEME
 from .link import ROUTER as ROUTER
 from .link import Link as Link
 from .link import SocketOptions as SocketOptions
@@ -22,6 +23,7 @@ from .zmq_socket import ZmqSocket as ZmqSocket
 
 __all__ = [
     "DEALER",
+    "MEMORY_SCHEME",
     "ROUTER",
     "Home",
     "Link",

@@ -183,6 +183,9 @@ class MemorySocket(Draining):
     async def _wait_arrival(self) -> None:
         await self._woken.wait()
 
+    def _now(self) -> float:
+        return trio.current_time()  # a mocked one stands still meanwhile: each run is like the last
+
     # What one says to another
 
     def admit(self, identity: bytes, peer: MemorySocket) -> None:
