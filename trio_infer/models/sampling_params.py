@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 import attrs
 
 from .frozen import freeze_mapping, thaw
-from .scalars import to_flag, to_float, to_int, to_text
+from .scalars import to_flag, to_float, to_int, to_probability, to_text
 
 __all__ = ["SamplingParams", "SupportsSerialize", "to_sampling_params"]
 
@@ -43,14 +43,6 @@ def _count(least: int) -> _Normalizer:
 
 def _optional(normalize: _Normalizer) -> _Normalizer:
     return lambda value, name: None if value is None else normalize(value, name)
-
-
-def _probability(value: object, name: str) -> float:
-    number = to_float(value, name)
-    if not 0.0 <= number <= 1.0:
-        msg = f"{name} must lie between 0 and 1, not at {number}"
-        raise ValueError(msg)
-    return number
 
 
 def _stop_words(value: object, name: str) -> tuple[str, ...]:
@@ -102,7 +94,7 @@ class SamplingParams:
 
     temperature: float = _field(1.0, to_float)
     top_k: int = _field(0, _count(0))
-    top_p: float = _field(0.0, _probability)
+    top_p: float = _field(0.0, to_probability)
     return_log_probs: bool = _field(default=False, normalize=to_flag)
     skip_prompt_log_probs: bool = _field(default=False, normalize=to_flag)
     return_segments: bool = _field(default=False, normalize=to_flag)

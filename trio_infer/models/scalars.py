@@ -18,6 +18,7 @@ __all__ = [
     "to_flag",
     "to_float",
     "to_int",
+    "to_probability",
     "to_text",
 ]
 
@@ -81,6 +82,20 @@ def to_float(value: object, name: str) -> float:
         number = math.inf
     if not math.isfinite(number):
         msg = f"{name} must be finite, and not too large for a float"
+        raise ValueError(msg)
+    return number
+
+
+def to_probability(value: object, name: str) -> float:
+    """A float in [0, 1], from any real number.
+
+    Raises:
+        TypeError: as `to_float` does.
+        ValueError: for a number that lies elsewhere.
+    """
+    number = to_float(value, name)
+    if not 0.0 <= number <= 1.0:
+        msg = f"{name} must lie between 0 and 1, not at {number}"
         raise ValueError(msg)
     return number
 
