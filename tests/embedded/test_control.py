@@ -65,7 +65,7 @@ class Serving:
 
     def replies(self) -> dict[int, dict[str, Any]]:
         """The final replies that went out since the last call, by the client's ids."""
-        messages = [self.codec.decode(frames) for _, frames in self.core.take_outgoing()]
+        messages = [self.codec.decode(each.frames) for each in self.core.take_outgoing()]
         return {m.request_id: unpack_map(m.body) for m in messages if m.kind is Kind.ENGINE_REPLY}
 
     @property

@@ -61,7 +61,7 @@ class Peers:
             self.core.step(self.now)
 
     def received(self) -> list[tuple[bytes, Kind, int, dict[str, Any]]]:
-        decoded = [(who, CODEC.decode(frames)) for who, frames in self.core.take_outgoing()]
+        decoded = [(out.identity, CODEC.decode(out.frames)) for out in self.core.take_outgoing()]
         return [
             (who, each.kind, each.request_id, unpack_map(each.body) if each.body else {})
             for who, each in decoded

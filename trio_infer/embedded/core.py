@@ -19,8 +19,9 @@ from ..protocol.hashing import PrefixHashing
 from ..protocol.packing import Frames, MalformedMessage
 from .admission import Handoff
 from .engine import Engine, EnginePartial, EngineReply
-from .finished_request import LACKING, Status
+from .finished_request import LACKING, Status, failed_on_purpose
 from .lifecycle import CONTROL, CoordinatorState, EngineDied, EngineState
+from .outgoing import Outgoing
 from .routing import Router
 from .statistics import CoordinatorStatistics, RunningRequest
 
@@ -37,13 +38,17 @@ _logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 
-@attrs.frozen
+@attrs.define
 class _Route:
-    """Whose a request is (nobody's, once they have left), its id there, and its engine."""
+    """Whose a request is (nobody's, once they have left), its id there, and its engine.
+
+    And how many replies it has had.
+    """
 
     identity: bytes | None
     client_id: int
     engine: int
+    replies: int = 0
 
 
 class CoordinatorCore:
@@ -54,6 +59,7 @@ class CoordinatorCore:
         engines: who serves the requests.
         prefix_hashing: whether the beginning of a prompt decides which of them; by default the
             least loaded takes the next one.
+        fails: whether a request of that number is failed as soon as it is submitted.
     """
 
     def __init__(
@@ -62,6 +68,7 @@ class CoordinatorCore:
         engines: Sequence[Engine],
         *,
         prefix_hashing: PrefixHashing | None = None,
+        fails: Callable[[int], bool] = lambda _: False,
     ) -> None:
         if not engines:
             msg = "a coordinator needs at least one engine"
@@ -69,6 +76,7 @@ class CoordinatorCore:
         self.stopped = False
         self.state = CoordinatorState.RUNNING
         self._codec = CoordinatorCodec(dialect)
+        self._fails = fails
         self._lacking = LACKING.get(dialect.name, frozenset())
         self._engines = tuple(engines)
         self._router = Router(
@@ -77,7 +85,7 @@ class CoordinatorCore:
         self._clients: set[bytes] = set()
         self._routes: dict[int, _Route] = {}
         self._numbers: dict[tuple[bytes, int], int] = {}
-        self._outgoing: list[tuple[bytes, Frames]] = []
+        self._outgoing: list[Outgoing] = []
         self._counts: Counter[str] = Counter()
 
     @property
@@ -154,6 +162,12 @@ class CoordinatorCore:
         for engine in self.engines:
             engine.unpause()
 
+    def kill_engine(self, index: int) -> None:
+        """An engine dies, with its requests. Nobody is told."""
+        if not self._engines[index].life.is_gone:
+            _logger.warning("engine %d was killed", index)
+            self._bury(index, EngineState.DEAD)
+
     def receive(self, identity: bytes, frames: Sequence[Frame], now: float) -> None:
         """Takes a client's message.
 
@@ -185,12 +199,13 @@ class CoordinatorCore:
             for output in engine.step(now):
                 if isinstance(output, EnginePartial):
                     route = self._routes[output.request_id]
-                    self._send(route, self._codec.partial(route.client_id, output.body))
+                    frames = self._codec.partial(route.client_id, output.body)
+                    self._send(output.request_id, route, frames)
                 else:
                     self._reply(output)
 
-    def take_outgoing(self) -> list[tuple[bytes, Frames]]:
-        """What is to be sent, to whom, in order; it is handed out once."""
+    def take_outgoing(self) -> list[Outgoing]:
+        """What is to be sent, in order; it is handed out once."""
         outgoing, self._outgoing = self._outgoing, []
         return outgoing
 
@@ -206,7 +221,7 @@ class CoordinatorCore:
             for number, route in self._routes.items():
                 if route.identity == identity:
                     del self._numbers[identity, route.client_id]
-                    self._routes[number] = attrs.evolve(route, identity=None)
+                    route.identity = None
                     self._engines[route.engine].abort(number)
 
     def _connect(self, identity: bytes) -> None:
@@ -214,7 +229,7 @@ class CoordinatorCore:
             _logger.debug("client %r is connected already", identity)
         else:
             self._clients.add(identity)
-            self._outgoing.append((identity, self._codec.connect_ack()))
+            self._outgoing.append(Outgoing(identity, self._codec.connect_ack()))
 
     def _obey(self, identity: bytes, message: ClientMessage, now: float) -> None:
         kind, number = message.kind, message.request_id
@@ -288,6 +303,10 @@ class CoordinatorCore:
         self._counts["submitted"] += 1
         self._routes[number] = _Route(*key, index)
         self._numbers[key] = number
+        if self._fails(number):
+            failure = failed_on_purpose(number, message.sampling_params or {}, now)
+            self._reply(EngineReply(number, failure.to_wire()))
+            return
         submit = partial(
             self._engines[index].submit,
             number,
@@ -317,13 +336,14 @@ class CoordinatorCore:
         completed = reply.body["status"] == Status.COMPLETED.name
         self._counts["completed" if completed else "failed"] += 1
         body = {name: value for name, value in reply.body.items() if name not in self._lacking}
-        self._send(route, self._codec.reply(route.client_id, body))
+        self._send(reply.request_id, route, self._codec.reply(route.client_id, body))
 
-    def _send(self, route: _Route, frames: Frames) -> None:
+    def _send(self, number: int, route: _Route, frames: Frames) -> None:
         if route.identity is None:
             self._counts["unroutable"] += 1
         else:
-            self._outgoing.append((route.identity, frames))
+            self._outgoing.append(Outgoing(route.identity, frames, number, route.replies))
+            route.replies += 1
 
     def _drop(self, identity: bytes, reason: str) -> None:
         self._counts["malformed"] += 1

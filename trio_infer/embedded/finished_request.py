@@ -15,6 +15,7 @@ __all__ = [
     "EventType",
     "FinishedRequest",
     "Status",
+    "failed_on_purpose",
     "too_long",
     "transfer_failed",
 ]
@@ -42,6 +43,7 @@ class EventType(enum.Enum):
     ADD_ENGINE = enum.auto()
     ADD_CONTEXT = enum.auto()
     FINISH = enum.auto()
+    ERROR_TRANSIENT = enum.auto()
     ERROR_NONTRANSIENT = enum.auto()
     FAIL = enum.auto()
 
@@ -151,6 +153,27 @@ class FinishedRequest:
             "ttft": self.ttft,
             "events": [event.to_wire() for event in self.events],
         }
+
+
+def failed_on_purpose(
+    request_id: int, sampling_params: Mapping[str, Any], now: float
+) -> FinishedRequest:
+    """The failure of a request that an engine has no room for just now, or so it says."""
+    payload = {
+        "type": "RequestOverflowError",
+        "request_id": request_id,
+        "message": "failed on purpose",
+        "is_transient": True,
+    }
+    return FinishedRequest(
+        request_id=request_id,
+        status=Status.FAILED,
+        sampling_params=sampling_params,
+        events=[
+            EngineEvent(now, EventType.ERROR_TRANSIENT, payload),
+            EngineEvent(now, EventType.FAIL),
+        ],
+    )
 
 
 def _listed(values: Sequence[Any] | None) -> list[Any] | None:
