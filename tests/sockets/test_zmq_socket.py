@@ -35,6 +35,7 @@ from trio_infer.sockets import (
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
 
     from trio_infer.protocol.packing import Frames
 
@@ -332,6 +333,25 @@ async def test_an_address_that_is_taken_cannot_be_bound(pair: Pair) -> None:
     with pytest.raises(ValueError, match="no address"):
         other.bind("nonsense")
     other.close()
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "ipc"])
+async def test_an_address_left_in_a_hurry_can_be_bound_again_at_once(
+    pair: Pair, tmp_path: Path, scheme: str
+) -> None:
+    address = pair.address if scheme == "tcp" else f"ipc://{tmp_path}/socket"
+    pair.router.close(linger=False)
+    for _ in range(100):  # ZeroMQ's thread is slow to let go in one of some ten rounds
+        router = ZmqSocket(ROUTER, link=Link(), context=pair.context)
+        dealer = ZmqSocket(DEALER, link=Link(), context=pair.context)
+        try:
+            router.bind(address)
+            dealer.connect(address)
+            dealer.send([b"hello"])
+            await drain(router, 1)
+        finally:
+            router.close(linger=False)
+            dealer.close(linger=False)
 
 
 async def test_what_zeromq_refuses_otherwise_is_not_hidden(pair: Pair) -> None:

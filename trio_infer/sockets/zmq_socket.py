@@ -92,6 +92,7 @@ class ZmqSocket(Draining):
             raise
         self._fd = int(self._zmq.get(zmq.FD))
         self._monitor: zmq.Socket[bytes] | None = None
+        self._bound: str | None = None
 
     def connect(self, address: str) -> None:
         """Starts to connect. What comes of it, `watch` tells.
@@ -122,6 +123,7 @@ class ZmqSocket(Draining):
         except zmq.ZMQError as error:
             raise _address_error(address, error) from error
         bound: str = self._zmq.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        self._bound = bound
         self._look()
         return bound
 
@@ -214,7 +216,8 @@ class ZmqSocket(Draining):
         """Closes the socket. A task that reads or watches it returns.
 
         Args:
-            linger: whether what is queued gets `LINGER_MS` to leave, in ZeroMQ's own thread.
+            linger: whether what is queued gets `LINGER_MS` to leave, in ZeroMQ's own thread. If
+                not, an address that was bound is free when this returns.
         """
         if self._closed:
             return
@@ -225,7 +228,18 @@ class ZmqSocket(Draining):
             trio.lowlevel.notify_closing(int(self._monitor.get(zmq.FD)))
             self._zmq.disable_monitor()
             self._monitor.close(0)
+        if self._bound is not None and not linger:
+            self._unbind(self._bound)
         self._zmq.close(LINGER_MS if linger else 0)
+
+    def _unbind(self, address: str) -> None:
+        """Waits until ZeroMQ's thread has let go of the address: some tenths of a millisecond."""
+        monitor = self._zmq.get_monitor_socket(zmq.EVENT_CLOSED)
+        self._zmq.set(zmq.LINGER, 0)
+        self._zmq.unbind(address)
+        monitor.poll(LINGER_MS)
+        self._zmq.disable_monitor()
+        monitor.close(0)
 
     def _look(self) -> None:
         """Wakes the reader if the call just made took the edge that it waits for."""
