@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .faults import Faults as Faults
 from .language_model import LanguageModel as LanguageModel
 from .ngram import NgramModel as NgramModel
 from .server import EmbeddedCoordinator as EmbeddedCoordinator
@@ -12,6 +13,7 @@ from .statistics import RunningRequest as RunningRequest
 __all__ = [
     "CoordinatorStatistics",
     "EmbeddedCoordinator",
+    "Faults",
     "LanguageModel",
     "NgramModel",
     "RunningRequest",

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
+import attrs
 import trio
 
 from ..background import running_behind
@@ -15,6 +16,7 @@ from ..protocol.hashing import PrefixHashing
 from ..sockets import MEMORY_SCHEME, ROUTER, Link, check_address, network_of
 from .core import CoordinatorCore
 from .engine import DEFAULT_MAX_REQUESTS, DEFAULT_MAX_SEQUENCE_LENGTH, Engine
+from .faults import FaultInjector, Faults
 from .lifecycle import STEPS_TO_PAUSE, EngineState
 from .ngram import default_model
 from .serving import Serving
@@ -46,6 +48,7 @@ async def open_coordinator(
     kv_handoff: bool = True,
     steps_to_pause: int = STEPS_TO_PAUSE,
     max_message_size: int = 256 * 2**20,
+    faults: Faults | None = None,
 ) -> AsyncGenerator[EmbeddedCoordinator]:
     """A coordinator with its engines, in this process, for the length of an ``async with`` block.
 
@@ -61,7 +64,8 @@ async def open_coordinator(
         max_requests: how many requests an engine runs at once.
         max_sequence_length: how many tokens a prompt and what follows it may have.
         model: the language model; None: n-grams counted from Python's help topics.
-        seed: makes equal requests, sent in the same order, give equal tokens; None: they do not.
+        seed: makes equal requests, sent in the same order, give equal tokens, and meet with the
+            same faults; None: they do not.
         block_size_tokens: how many tokens make a block of the engines' prefix cache, which then
             shows in a completion's ``num_cached_tokens``; None: there is no such cache.
         prefix_caching_coordinator_policy: where there is one, by what an engine is chosen, as a
@@ -71,6 +75,7 @@ async def open_coordinator(
         steps_to_pause: how many steps the engines take to heed a PAUSE. UNPAUSE, SUSPEND and STOP
             kill them before, as they do real ones.
         max_message_size: bytes; a client that sends a larger frame is disconnected.
+        faults: what befalls its messages; None: nothing does.
 
     Raises:
         TypeError, ValueError: for a wrong argument.
@@ -109,22 +114,33 @@ async def open_coordinator(
         kv_handoff=to_flag(kv_handoff, "kv_handoff"),
         steps_to_pause=steps_to_pause,
     )
+    injector = FaultInjector(_check_faults(Faults() if faults is None else faults), seed=seed)
     core = CoordinatorCore(
-        row, [make_engine() for _ in range(engines)], prefix_hashing=prefix_hashing
+        row,
+        [make_engine() for _ in range(engines)],
+        prefix_hashing=prefix_hashing,
+        fails=injector.fails,
     )
     network = network_of(bind)
     try:
         socket = network.socket(ROUTER, Link(max_message_size=max_message_size))
         try:
             address = socket.bind(bind)
-            serving = Serving(core, socket, step_time)
-            async with running_behind(serving.read, serving.decode):
+            serving = Serving(core, socket, step_time, injector)
+            async with running_behind(serving.read, serving.decode, serving.send_held):
                 yield EmbeddedCoordinator(serving, address)
         finally:
             socket.close()
     finally:
         with trio.CancelScope(shield=True):  # bounded by the socket's linger
             await network.dispose()
+
+
+def _check_faults(faults: object) -> Faults:
+    if not isinstance(faults, Faults):
+        msg = f"faults must be Faults, not {type(faults).__name__}"
+        raise TypeError(msg)
+    return faults
 
 
 class EmbeddedCoordinator:
@@ -169,13 +185,66 @@ class EmbeddedCoordinator:
     def stopped(self) -> bool:
         """Whether the coordinator has ended, and serves nobody any more.
 
-        A client has shut it down, or a request found no engine left.
+        A client has shut it down, a request found no engine left, or it was told to `die`.
         """
         return self._core.stopped
 
     def statistics(self) -> CoordinatorStatistics:
         """The counters, as they are now."""
-        return self._core.statistics()
+        return attrs.evolve(self._core.statistics(), **self._serving.injector.counts)
+
+    @property
+    def faults(self) -> Faults:
+        """What befalls the messages that it sends, and the requests that it takes.
+
+        May be set at any time, to `Faults` that hold from then on. What is held back already goes
+        when it would have gone.
+        """
+        return self._serving.injector.faults
+
+    @faults.setter
+    def faults(self, faults: Faults) -> None:
+        self._serving.injector.faults = _check_faults(faults)
+
+    @property
+    def frozen(self) -> bool:
+        """Whether it is frozen."""
+        return self._serving.frozen
+
+    def freeze(self) -> None:
+        """Lets it hang: it takes no message, steps no engine and sends nothing.
+
+        ZeroMQ's own thread goes on and answers heartbeats, so that clients cannot tell it from a
+        slow one. What faults hold back is kept.
+        """
+        self._serving.freeze()
+
+    def thaw(self) -> None:
+        """Lets it go on, with all that came meanwhile and all that fell due."""
+        self._serving.thaw()
+
+    def die(self) -> None:
+        """Ends it at once, as if its process were killed: clients see their connections break.
+
+        What faults hold back, and what has not left yet, never does. When this returns the address
+        is free for another coordinator.
+        """
+        self._serving.die()
+
+    def kill_engine(self, index: int) -> None:
+        """Lets an engine die with its requests, of which nobody is told; a dead one stays dead.
+
+        Without any engine left, the coordinator ends on the next request.
+
+        Raises:
+            ValueError: there is no such engine.
+        """
+        count = len(self._core.engine_states)
+        if not 0 <= to_int(index, "index") < count:
+            msg = f"index must be from 0 to {count - 1}, not {index}"
+            raise ValueError(msg)
+        self._core.kill_engine(index)
+        self._serving.change()
 
     def pause(self) -> None:
         """Pauses the engines: they accept requests and aborts, but neither decode nor end any."""

@@ -1,7 +1,8 @@
-"""The coordinator's core on a ROUTER socket, with a clock."""
+"""The coordinator's core on a ROUTER socket, with a clock, and faults if there are to be any."""
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from ..sockets import NotConnected, Socket
 if TYPE_CHECKING:
     from ..protocol.packing import Frames
     from .core import CoordinatorCore
+    from .faults import FaultInjector
 
 __all__ = ["Serving"]
 
@@ -23,22 +25,56 @@ class Serving:
         core: what decides everything.
         socket: a ROUTER, bound.
         step_time: seconds that a step takes beyond its computation.
+        injector: what befalls the messages on their way to the socket.
+
+    Attributes:
+        frozen: whether it does nothing at all.
     """
 
-    def __init__(self, core: CoordinatorCore, socket: Socket, step_time: float) -> None:
+    def __init__(
+        self, core: CoordinatorCore, socket: Socket, step_time: float, injector: FaultInjector
+    ) -> None:
         self.core = core
         self.step_time = step_time
+        self.injector = injector
+        self.frozen = False
         self._socket = socket
         self._changed = trio.Event()
+        self._backlog: list[Frames] = []
+        self._until_due = trio.CancelScope()
+        self._epoch = time.time() - trio.current_time()
 
     def change(self) -> None:
         """Says that something has changed, to whoever waits for that."""
+        self._until_due.deadline = self._due
         self._changed.set()
         self._changed = trio.Event()
 
     async def wait_changed(self) -> None:
         """Waits for the next change."""
         await self._changed.wait()
+
+    def freeze(self) -> None:
+        """Takes nothing, steps nothing, sends nothing from now on."""
+        self.frozen = True
+        self._socket.freeze()
+        self.change()
+
+    @trio.lowlevel.enable_ki_protection
+    def thaw(self) -> None:
+        """Takes up what has come meanwhile, sends what is due, and goes on."""
+        self.frozen = False
+        self._socket.thaw()
+        backlog, self._backlog = self._backlog, []
+        for frames in backlog:
+            self._receive(frames)
+        self._flush()
+
+    @trio.lowlevel.enable_ki_protection
+    def die(self) -> None:
+        """Ends at once. What has not left yet never does."""
+        self.core.stopped = True
+        self._end(linger=False)
 
     # A Ctrl-C is the block's, not these tasks', which could lose a message to it.
 
@@ -51,23 +87,54 @@ class Serving:
     async def decode(self) -> None:  # noqa: ASYNC910 - may be shut down already
         """Steps the engines while they have something to do, until cancelled or shut down."""
         while not self.core.stopped:
-            if not self.core.wants_step:
+            if self.frozen or not self.core.wants_step:
                 await self.wait_changed()
                 continue
             await trio.sleep(self.step_time)
-            self.core.step(time.time())
+            if self._runs:
+                self.core.step(self._now())
+                self._flush()
+        self._end(linger=True)
+
+    @trio.lowlevel.enable_ki_protection
+    async def send_held(self) -> None:
+        """Sends what faults held back when its time has come, until cancelled."""
+        while True:
+            with trio.CancelScope(deadline=self._due) as self._until_due:
+                await trio.sleep_forever()
             self._flush()
-        self._socket.close()
+
+    @property
+    def _runs(self) -> bool:
+        return not (self.frozen or self.core.stopped)
+
+    @property
+    def _due(self) -> float:
+        return self.injector.due if self._runs else math.inf
+
+    def _now(self) -> float:
+        """The time of day, by trio's clock."""
+        return self._epoch + trio.current_time()
 
     def _receive(self, frames: Frames) -> None:
-        if not self.core.stopped:
-            self.core.receive(bytes(frames[0]), frames[1:], time.time())
+        if self.frozen:
+            self._backlog.append(frames)
+        elif not self.core.stopped:
+            self.core.receive(bytes(frames[0]), frames[1:], self._now())
             self._flush()
 
     def _flush(self) -> None:
-        for identity, frames in self.core.take_outgoing():
-            try:
-                self._socket.send([identity, *frames])
-            except NotConnected:
-                self.core.undeliverable(identity)
+        if self._runs:
+            new, busy = self.core.take_outgoing(), self.core.wants_step
+            for message in self.injector.pass_on(new, trio.current_time(), busy=busy):
+                try:
+                    self._socket.send([message.identity, *message.frames])
+                except NotConnected:
+                    self.core.undeliverable(message.identity)
+        self.change()
+
+    def _end(self, *, linger: bool) -> None:
+        self._backlog.clear()
+        self.injector.forget()
+        self._socket.close(linger=linger)
         self.change()

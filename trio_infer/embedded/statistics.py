@@ -45,6 +45,13 @@ class CoordinatorStatistics:
         unroutable: replies whose client had gone. A real coordinator crashes on the first.
         steps: steps of the engines.
         tokens: tokens that they generated.
+        dropped: replies lost on purpose, as `Faults` have it; so are the following.
+        dropped_acks: answers to handshakes lost.
+        duplicated: replies sent twice.
+        corrupted: replies some bytes of which were others.
+        delayed: replies held back.
+        reordered: replies that others overtook.
+        failed_on_purpose: requests failed, which count as failed as well.
     """
 
     clients: int = 0
@@ -61,3 +68,10 @@ class CoordinatorStatistics:
     unroutable: int = 0
     steps: int = 0
     tokens: int = 0
+    dropped: int = 0
+    dropped_acks: int = 0
+    duplicated: int = 0
+    corrupted: int = 0
+    delayed: int = 0
+    reordered: int = 0
+    failed_on_purpose: int = 0

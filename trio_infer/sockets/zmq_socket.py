@@ -153,7 +153,7 @@ class ZmqSocket(Draining):
         finally:
             self._look()
 
-    async def _wait_arrival(self) -> None:
+    async def _wait_arrival(self) -> None:  # noqa: ASYNC910 - woken by hand is woken
         self._parked = True
         try:
             await trio.lowlevel.wait_readable(self._fd)
