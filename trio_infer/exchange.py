@@ -281,7 +281,7 @@ class Exchange:
     @property
     def reason(self) -> str:
         """Why there is no connection."""
-        return self._transport.reason
+        return self._transport.cause
 
     @trio.lowlevel.enable_ki_protection
     def abort_all(self) -> None:

@@ -98,7 +98,7 @@ class Signals:
 
     def _no_connection(self) -> ConnectionLost:
         return ConnectionLost(
-            f"no connection to {self._transport.address}: {self._transport.reason}"
+            f"no connection to {self._transport.address}: {self._transport.cause}"
         )
 
     # What blocks undo at their end

@@ -10,7 +10,7 @@ state       left when                  then
 linking     ZeroMQ's handshake ends    CONNECT is sent; *greeted*
 greeted     CONNECT_ACK comes          *up*: requests may be handed over
 up          the link breaks            *down*: nothing is sent any more; what has come is drained
-down        drained                    closed; the floor above is told; after a pause, *linking*
+down        drained, the cause known   closed; the floor above is told; after a pause, *linking*
 =========== ========================== =======================================================
 
 From every state a broken link, or too long a silence, leads to *down*.
@@ -45,6 +45,17 @@ LINK_SECONDS: Final = 10.0
 
 BACKOFF_SECONDS: Final = (0.05, 2.0)
 """The pause before the first new attempt, and the longest."""
+
+RETRY_SECONDS: Final = 0.3
+"""How long ZeroMQ may take to say that it would try again: microseconds, by its own thread."""
+
+CLOSED: Final = "closed"
+NO_ANSWER: Final = "no answer"
+NO_ACK: Final = "no answer to CONNECT"
+GONE: Final = "the peer is gone"
+REFUSED: Final = (
+    "it sent what ZeroMQ refuses, such as a frame of more than max_message_size ({size}) bytes"
+)
 
 
 class Listener(Protocol):
@@ -87,8 +98,9 @@ class _Connection:
     listener: Listener
     came_up: Callable[[], None]
     state: _State = _State.LINKING
-    reason: str = "no answer"
+    reason: str = NO_ANSWER  # of its end, or, before that, what its end would mean
     changed: trio.Event = attrs.field(factory=trio.Event)
+    retried: trio.Event = attrs.field(factory=trio.Event)
 
     def move(self, state: _State) -> None:
         if self.state is not _State.DOWN:
@@ -101,16 +113,28 @@ class _Connection:
             self.reason = reason
             self.move(_State.DOWN)
 
-    def notice(self, event: LinkEvent) -> None:
-        if event is not LinkEvent.UP:
-            self.fail(event.value)
+    def notice(self, event: LinkEvent, reason: str) -> None:
+        if event is LinkEvent.RETRIED:
+            self.retried.set()
+        if event is LinkEvent.UP:
+            self.greet()
+        elif event is LinkEvent.DOWN:
+            self.fail(GONE)
+        elif event is not LinkEvent.REACHED:
+            self.fail(reason)
         elif self.state is _State.LINKING:
-            try:
-                self.socket.send(self.codec.connect())
-            except NotConnected:
-                self.fail(LinkEvent.DOWN.value)
-            else:
-                self.move(_State.GREETED)
+            self.reason = reason
+
+    def greet(self) -> None:
+        if self.state is not _State.LINKING:
+            return
+        try:
+            self.socket.send(self.codec.connect())
+        except NotConnected:
+            self.fail(GONE)
+        else:
+            self.reason = NO_ACK
+            self.move(_State.GREETED)
 
     def deliver(self, frames: Frames) -> None:
         try:
@@ -130,15 +154,16 @@ class _Connection:
         try:
             self.socket.send(frames)
         except NotConnected:
-            self.fail(LinkEvent.DOWN.value)
+            self.fail(GONE)
             raise
 
     async def wait_while(self, *states: _State) -> None:  # noqa: ASYNC910 - may not have to wait
         while self.state in states:
             await self.changed.wait()
 
-    async def live(self, *, patience: float) -> None:
-        """Sees the connection up, and returns once it is down and drained."""
+    async def live(self, link: Link) -> None:
+        """Sees the connection up, and returns once it is down and drained, and the cause known."""
+        patience = link.heartbeat_timeout
         with trio.move_on_after(min(LINK_SECONDS, patience)):
             await self.wait_while(_State.LINKING)
         if self.state is _State.GREETED:
@@ -146,10 +171,19 @@ class _Connection:
             with trio.move_on_after(patience):
                 await self.wait_while(_State.GREETED)
         if self.state is not _State.UP:
-            self.fail("it did not answer the handshake")
+            self.fail(self.reason)
         await self.wait_while(_State.UP)
         while not self.socket.drain(self.deliver):
             await trio.lowlevel.checkpoint()
+        if self.reason == GONE and not await self.would_retry():
+            self.reason = REFUSED.format(size=link.max_message_size)
+
+    async def would_retry(self) -> bool:
+        """Whether ZeroMQ would connect to the lost peer again: not to one that broke its rules."""
+        with trio.move_on_after(RETRY_SECONDS):
+            await self.retried.wait()
+        await trio.lowlevel.checkpoint()  # the news may have come while other tasks were busy
+        return self.retried.is_set()
 
 
 @attrs.define(eq=False)
@@ -176,6 +210,12 @@ class Transport:
     def is_up(self) -> bool:
         """Whether a request can be handed over now."""
         return self._current is not None and self._current.state is _State.UP
+
+    @property
+    def cause(self) -> str:
+        """Why there is no connection: how the last one ended, or how far the first has come."""
+        first = self._current if self.reason == NO_ANSWER else None
+        return self.reason if first is None else first.reason
 
     def send(self, frames: Frames) -> None:
         """Hands a message to the connection, whole.
@@ -208,7 +248,7 @@ class Transport:
         """Lets nobody wait for a connection any more. One that is up goes on; none comes up."""
         self._closed = True
         if self._current is not None and self._current.state is _State.LINKING:
-            self._current.fail("closed")
+            self._current.fail(CLOSED)
         self._turn()
 
     def _turn(self) -> None:
@@ -217,7 +257,7 @@ class Transport:
 
     def _came_up(self) -> None:
         self.connections += 1
-        _logger.debug("connected to %s", self.address)
+        _logger.info("connected to %s", self.address)
         self.listener.on_up()
         self._turn()
 
@@ -225,6 +265,7 @@ class Transport:
     async def run(self) -> None:
         """Keeps up a connection, until it is cancelled."""
         pauses = backoff()
+        told = {CLOSED}
         while True:
             if self._closed:
                 await trio.sleep_forever()  # there is nothing to greet anybody for
@@ -235,6 +276,10 @@ class Transport:
                 self.reason = str(error)
             if self.connections > before:
                 pauses = backoff()
+                told = {CLOSED}
+            elif self.reason not in told:
+                told.add(self.reason)
+                _logger.warning("no connection to %s: %s", self.address, self.reason)
             await trio.sleep(next(pauses))
 
     async def _connect_once(self) -> None:
@@ -248,11 +293,11 @@ class Transport:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(socket.watch, connection.notice)
                 nursery.start_soon(socket.read, connection.deliver)
-                await connection.live(patience=self.link.heartbeat_timeout)
+                await connection.live(self.link)
                 nursery.cancel_scope.cancel()
         finally:
             is_alive = connection.state is not _State.DOWN
-            connection.fail("closed")
+            connection.fail(CLOSED)
             self.reason = connection.reason
             self._current = None
             socket.close(linger=is_alive)

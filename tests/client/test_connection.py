@@ -46,7 +46,7 @@ LONG = SamplingParams(num_tokens_to_generate=100_000)
     ["tcp://127.0.0.1:1", "ipc:///nowhere/socket", "tcp://no-such-host.invalid:5555"],
 )
 async def test_where_nobody_listens_connecting_times_out_with_a_reason(address: str) -> None:
-    with pytest.raises(ConnectTimeout, match=f"{address}.*nobody listens"):
+    with pytest.raises(ConnectTimeout, match=f"{address}.*(nobody listens|no such host)"):
         async with open_client(address, connect_timeout=1):
             pytest.fail("entered")
 
@@ -398,7 +398,7 @@ async def test_a_connection_that_breaks_in_the_tick_of_its_ack_is_told_of(
             assert connection is not None
             connection.deliver(coordinator.ack())
             assert transport.is_up
-            connection.notice(LinkEvent.DOWN)
+            connection.notice(LinkEvent.DOWN, "")
             await until(lambda: losses)
             running.cancel_scope.cancel()
 
@@ -408,20 +408,6 @@ class Deaf:
     def on_malformed(self, error: object) -> None: ...
     def on_up(self) -> None: ...
     def on_lost(self, reason: str) -> None: ...
-
-
-async def test_a_frame_that_is_too_large_costs_the_connection_and_the_client_goes_on(
-    coordinator: ScriptedCoordinator,
-) -> None:
-    async with open_client(coordinator.address, max_message_size=10_000) as client:
-        with pytest.raises(ConnectionLost):
-            async with client.stream("hi", LONG) as stream:
-                coordinator.partial(await coordinator.submission(), [1] * 20_000)
-                await stream.result()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(client.generate, "hi")
-            coordinator.reply(await coordinator.submission(), [1])
-    assert client.statistics().connections == 2
 
 
 async def test_after_the_loss_streams_may_be_left_without_a_word(

@@ -72,10 +72,10 @@ async def connected(address: str, *, shake_hands: bool = True) -> AsyncGenerator
     def deliver(frames: Frames) -> None:
         send.send_nowait(CODEC.decode(frames))
 
-    def notice(event: LinkEvent) -> None:
+    def notice(event: LinkEvent, _: str) -> None:
         if event is LinkEvent.UP:
             up.set()
-        else:
+        elif event is not LinkEvent.REACHED:
             gone.set()
 
     try:

@@ -42,7 +42,7 @@ class RegisteredEngine:
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._socket.watch, lambda _: None)
+            nursery.start_soon(self._socket.watch, lambda *_: None)
             nursery.start_soon(self._socket.read, self._take)
             self._socket.send([b""])
             while True:

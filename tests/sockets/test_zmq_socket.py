@@ -130,9 +130,12 @@ class Pair:
         self.events: list[LinkEvent] = []
         self.nursery = nursery
 
+    def notice(self, event: LinkEvent, _: str) -> None:
+        self.events.append(event)
+
     async def connect(self) -> None:
         self.dealer.connect(self.address)
-        self.nursery.start_soon(self.dealer.watch, self.events.append)
+        self.nursery.start_soon(self.dealer.watch, self.notice)
         await until(lambda: LinkEvent.UP in self.events)
 
 
@@ -321,7 +324,7 @@ async def test_a_forked_process_is_refused(pair: Pair, monkeypatch: pytest.Monke
 
 async def test_watching_what_is_not_connected_is_a_mistake(pair: Pair) -> None:
     with pytest.raises(RuntimeError, match="connect first"):
-        await pair.router.watch(pair.events.append)
+        await pair.router.watch(pair.notice)
 
 
 async def test_an_address_that_is_taken_cannot_be_bound(pair: Pair) -> None:

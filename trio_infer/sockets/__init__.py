@@ -14,10 +14,10 @@ from .link import check_context as check_context
 from .link import check_socket_options as check_socket_options
 from .link import dispose_context as dispose_context
 from .link import make_context as make_context
+from .link_event import LinkEvent as LinkEvent
 from .network import Network as Network
 from .network import Socket as Socket
 from .network import network_of as network_of
-from .zmq_socket import LinkEvent as LinkEvent
 from .zmq_socket import NotConnected as NotConnected
 from .zmq_socket import ZmqSocket as ZmqSocket
 

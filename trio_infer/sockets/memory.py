@@ -20,7 +20,8 @@ import trio
 from ..errors import ConnectError
 from .draining import Draining
 from .link import MEMORY_SCHEME, ROUTER
-from .zmq_socket import LinkEvent, NotConnected
+from .link_event import NOBODY, SILENT, LinkEvent
+from .zmq_socket import NotConnected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -76,7 +77,7 @@ class MemorySocket(Draining):
         self._address: str | None = None
         self._peers: dict[bytes, tuple[MemorySocket, bytes]] = {}  # and what they call this one
         self._inbox: deque[Frames] = deque()
-        self._events: deque[LinkEvent] = deque()
+        self._events: deque[tuple[LinkEvent, str]] = deque()
         self._woken = trio.Event()
 
     # What a ZmqSocket has as well
@@ -87,7 +88,7 @@ class MemorySocket(Draining):
         run = _this_run()
         router = run.bound.get(address)
         if router is None:
-            self.note(LinkEvent.REFUSED)
+            self.note(LinkEvent.FAILED, NOBODY)
             return
         identity = b"\0" + next(run.numbers).to_bytes(4, "big")
         self._peers[_THE_PEER] = router, identity
@@ -95,7 +96,7 @@ class MemorySocket(Draining):
         if router.frozen_since is None:
             self.note(LinkEvent.UP)
         else:
-            self.wake()
+            self.note(LinkEvent.REACHED, SILENT)
 
     def bind(self, address: str) -> str:
         """Binds, and returns the address, with a name of its own if that is ``*``.
@@ -134,18 +135,18 @@ class MemorySocket(Draining):
 
     @trio.lowlevel.enable_ki_protection
     async def watch(  # noqa: ASYNC910 - a closed socket is watched no more
-        self, notice: Callable[[LinkEvent], None]
+        self, notice: Callable[[LinkEvent, str], None]
     ) -> None:
         """Passes what becomes of a connected socket to ``notice``, until cancelled or closed."""
         self._check()
         while not self._closed:
             woken = self._woken
             while self._events:
-                notice(self._events.popleft())
+                notice(*self._events.popleft())
             with trio.CancelScope(deadline=self._patience_ends()) as patience:
                 await woken.wait()
             if patience.cancelled_caught and self._patience_ends() <= trio.current_time():
-                self._part(_THE_PEER, LinkEvent.DOWN)
+                self._part(_THE_PEER, LinkEvent.DOWN, LinkEvent.RETRIED)
 
     @trio.lowlevel.enable_ki_protection
     def close(self, *, linger: bool = True) -> None:  # noqa: ARG002 - all has left already
@@ -157,7 +158,7 @@ class MemorySocket(Draining):
         if self._address is not None:
             del _this_run().bound[self._address]
         for key in tuple(self._peers):
-            self._part(key, LinkEvent.DOWN)
+            self._part(key, LinkEvent.DOWN, LinkEvent.RETRIED)
         self.wake()
 
     def freeze(self) -> None:
@@ -197,15 +198,16 @@ class MemorySocket(Draining):
         self._inbox.append(frames)
         self.wake()
 
-    def forget(self, key: bytes, event: LinkEvent) -> None:
+    def forget(self, key: bytes, *events: LinkEvent) -> None:
         """Hears that a peer is gone."""
         del self._peers[key]
-        self.note(event)
+        for event in events:
+            self.note(event)
 
-    def note(self, event: LinkEvent) -> None:
+    def note(self, event: LinkEvent, words: str = "") -> None:
         """Keeps an event for whoever watches, which of a ROUTER nobody does."""
         if not self._is_router:
-            self._events.append(event)
+            self._events.append((event, words))
             self.wake()
 
     def wake(self) -> None:
@@ -213,10 +215,11 @@ class MemorySocket(Draining):
         self._woken.set()
         self._woken = trio.Event()
 
-    def _part(self, key: bytes, event: LinkEvent) -> None:
+    def _part(self, key: bytes, *events: LinkEvent) -> None:
         peer, own_name = self._peers.pop(key)
-        peer.forget(own_name, event)
-        self.note(event)
+        peer.forget(own_name, *events)
+        for event in events:
+            self.note(event)
 
     def _patience_ends(self) -> float:
         """When the silence of a frozen peer will have lasted too long."""

@@ -8,24 +8,25 @@ otherwise sleep on an edge that has gone. The reader drains before it waits for 
 
 from __future__ import annotations
 
-import enum
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import trio
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from ..errors import ConnectError
 from .draining import Draining
 from .link import LINGER_MS, configure
+from .link_event import WATCHED, read_event
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from ..protocol.packing import Frame, Frames
     from .link import Link, ZmqContext
+    from .link_event import LinkEvent
 
-__all__ = ["LinkEvent", "NotConnected", "ZmqSocket"]
+__all__ = ["NotConnected", "ZmqSocket"]
 
 MAX_FRAMES: Final = 64
 """Frames of one message that are kept; no message has more than a handful."""
@@ -36,26 +37,6 @@ COPY_BELOW: Final = 64 * 1024
 
 COPY_SENT_BELOW: Final = 2**20
 """Larger frames stay where they are until they have left: copying them would be felt."""
-
-
-class LinkEvent(enum.Enum):
-    """What became of the link to a peer."""
-
-    UP = "the peer answered ZeroMQ's handshake"
-    DOWN = "the peer is gone"
-    REFUSED = "nobody listens there, or there is no such host"
-    REJECTED = "ZeroMQ's handshake failed"
-
-
-_EVENTS: Final[Mapping[int, LinkEvent]] = {
-    zmq.EVENT_HANDSHAKE_SUCCEEDED: LinkEvent.UP,
-    zmq.EVENT_DISCONNECTED: LinkEvent.DOWN,
-    zmq.EVENT_CLOSED: LinkEvent.REFUSED,
-    zmq.EVENT_CONNECT_RETRIED: LinkEvent.REFUSED,  # the only sign of a name without an address
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: LinkEvent.REJECTED,
-    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: LinkEvent.REJECTED,
-    zmq.EVENT_HANDSHAKE_FAILED_AUTH: LinkEvent.REJECTED,
-}
 
 
 class NotConnected(Exception):
@@ -104,7 +85,7 @@ class ZmqSocket(Draining):
         self._check()
         try:
             if self._monitor is None:
-                self._monitor = self._zmq.get_monitor_socket(sum(_EVENTS))
+                self._monitor = self._zmq.get_monitor_socket(WATCHED)
             self._zmq.connect(address)
         except zmq.ZMQError as error:
             raise _address_error(address, error) from error
@@ -179,9 +160,11 @@ class ZmqSocket(Draining):
 
     @trio.lowlevel.enable_ki_protection
     async def watch(  # noqa: ASYNC910 - a closed socket is watched no more
-        self, notice: Callable[[LinkEvent], None]
+        self, notice: Callable[[LinkEvent, str], None]
     ) -> None:
         """Passes what becomes of a connected socket to ``notice``, until cancelled or closed.
+
+        Why a link did not come up is told in words.
 
         To be left to run: a monitor that nobody reads stops ZeroMQ's own work after some
         thousands of events.
@@ -192,6 +175,8 @@ class ZmqSocket(Draining):
             msg = "connect first: there is nothing to watch yet"
             raise RuntimeError(msg)
         fd = int(monitor.get(zmq.FD))
+        curve = self._zmq.get(zmq.MECHANISM) == zmq.CURVE
+        self._look()
         while not self._closed:
             try:
                 message = monitor.recv_multipart(zmq.NOBLOCK)
@@ -201,9 +186,7 @@ class ZmqSocket(Draining):
                 except trio.ClosedResourceError:
                     return  # noqa: ASYNC910 - closed
                 continue
-            event = _EVENTS.get(parse_monitor_message(message)["event"])
-            if event is not None:
-                notice(event)
+            notice(*read_event(message, curve=curve))
 
     def freeze(self) -> None:
         """Does nothing: ZeroMQ's own thread goes on answering heartbeats, whoever is frozen."""
@@ -229,7 +212,8 @@ class ZmqSocket(Draining):
             self._zmq.disable_monitor()
             self._monitor.close(0)
         if self._bound is not None and not linger:
-            self._unbind(self._bound)
+            with suppress(zmq.ZMQError):  # such as for want of file descriptors
+                self._unbind(self._bound)
         self._zmq.close(LINGER_MS if linger else 0)
 
     def _unbind(self, address: str) -> None:
