@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import enum
 import errno
+import struct
 from typing import TYPE_CHECKING, Final
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,6 +58,10 @@ _QUESTIONS: Final = {
 }
 
 
+_NUMBERS: Final = struct.Struct("=Hi")
+"""Event and value. pyzmq's own parser makes an enum member of each value, and keeps it for ever."""
+
+
 def read_event(message: list[bytes], *, curve: bool) -> tuple[LinkEvent, str]:
     """What a monitor's message says; and if that names the cause of a failure, the words for it.
 
@@ -65,8 +69,7 @@ def read_event(message: list[bytes], *, curve: bool) -> tuple[LinkEvent, str]:
         message: one of those in `WATCHED`.
         curve: whether this side uses CURVE keys.
     """
-    told = parse_monitor_message(message)
-    number, value = told["event"], told["value"]
+    number, value = _NUMBERS.unpack(message[0])
     event, words = _EVENTS[number]
     if number == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and value == errno.EAGAIN:
         words = SILENT  # for as long as HANDSHAKE_IVL has it
