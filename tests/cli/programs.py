@@ -122,11 +122,12 @@ async def started(
     *arguments: str,
     stdin: int | None = None,
     env: Mapping[str, str] = {},
+    command: tuple[str, ...] = COMMAND,
     **options: Any,
 ) -> AsyncIterator[Program]:
     """A program in pipes, killed at the end of the block if it still runs."""
     process = await trio.lowlevel.open_process(
-        [*COMMAND, *arguments],
+        [*command, *arguments],
         stdin=subprocess.DEVNULL if stdin is None else stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

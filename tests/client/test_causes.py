@@ -14,6 +14,7 @@ import trio
 import zmq
 
 from tests.peers import ScriptedCoordinator, free_address, scripted_coordinator
+from tests.strangers import answer_http, hang_up, listener, nobody, one_that_never_acks, stay_silent
 from tests.waiting import until
 from trio_infer import ConnectionLost, ConnectTimeout, SamplingParams, open_client
 from trio_infer import transport as transport_module
@@ -22,7 +23,7 @@ from trio_infer.sockets import ROUTER, Link, ZmqSocket
 from trio_infer.transport import Transport
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Callable
     from contextlib import AbstractAsyncContextManager
 
     from trio_infer.protocol.packing import Frames
@@ -58,55 +59,9 @@ def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport_module, "BACKOFF_SECONDS", (0.01, 0.01))
 
 
-@asynccontextmanager
-async def listener(
-    handle: Callable[[trio.SocketStream], Awaitable[object]], address: str
-) -> AsyncIterator[None]:
-    """Somebody who speaks TCP and no more."""
-
-    async def serve(stream: trio.SocketStream) -> None:
-        async with stream:
-            with trio.CancelScope() as scope:
-                try:
-                    await handle(stream)
-                except trio.BrokenResourceError:
-                    scope.cancel()
-
-    port = int(address.rpartition(":")[2])
-    async with trio.open_nursery() as nursery:
-        await nursery.start(partial(trio.serve_tcp, serve, port, host="127.0.0.1"))
-        yield
-        nursery.cancel_scope.cancel()
-
-
-async def hang_up(stream: trio.SocketStream) -> None:
-    pass
-
-
-async def answer_http(stream: trio.SocketStream) -> None:
-    await stream.receive_some()
-    await stream.send_all(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
-
-
-async def stay_silent(stream: trio.SocketStream) -> None:
-    await trio.sleep_forever()
-
-
 async def greet_by_another_mechanism(stream: trio.SocketStream) -> None:
     await stream.send_all(GREETING + b"SMOKE".ljust(20, b"\0") + b"\0" + bytes(31))
     await trio.sleep_forever()
-
-
-@asynccontextmanager
-async def nobody(address: str) -> AsyncIterator[None]:
-    yield
-
-
-@asynccontextmanager
-async def one_that_never_acks(address: str) -> AsyncIterator[None]:
-    async with scripted_coordinator(address) as coordinator:
-        coordinator.acks = False
-        yield
 
 
 NO_KEYS: SocketOptions = {}
