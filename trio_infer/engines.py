@@ -183,6 +183,7 @@ class EngineControl:
             self._suspension.ours = False
 
     def _send_one(self, kind: Kind, *, force: bool = False, **values: int) -> None:
+        self._exchange.signals.check_open()
         after = self._after(kind, force=force)
         self._exchange.signals.send(kind, **values)
         self._state = after
@@ -298,6 +299,7 @@ class EngineControl:
             self._end(self._pause, Kind.UNPAUSE, _State.PAUSED)
 
     def _enter(self, hold: _Hold, kind: Kind, state: _State) -> None:
+        self._exchange.signals.check_open()
         self._forget_what_is_lost()
         # A second PAUSE is ignored, a second SUSPEND warned of; and it may be another one's by now.
         moves = _TRANSITIONS[kind].get(self._state, state) is not self._state

@@ -73,11 +73,12 @@ class Exchange:
         network: where sockets are made.
 
     Attributes:
+        home: where it may be used.
         signals: what is sent besides requests.
     """
 
     def __init__(self, address: str, *, codec: ClientCodec, link: Link, network: Network) -> None:
-        self._home = Home()
+        self.home = Home()
         self._codec = codec
         self._session: Session[Inbox] = Session()
         self._transport = Transport(address, codec, link, network, listener=self)
@@ -86,7 +87,7 @@ class Exchange:
         self._malformed = 0
         self._leaving = False
         self._settled = trio.Event()
-        self.signals = Signals(self._home, codec, self._transport)
+        self.signals = Signals(self.home, codec, self._transport)
         self._scopes = 0
 
     @property
@@ -105,7 +106,7 @@ class Exchange:
         Raises:
             trio.ClosedResourceError: the client is closed.
         """
-        self._home.check()
+        self.home.check()
         await trio.lowlevel.checkpoint_if_cancelled()
         if prepared.is_heavy:
             return await self._hand_over_heavy(prepared, inbox)
@@ -161,7 +162,7 @@ class Exchange:
             request_id: the request.
             heir: who gets its final reply, if anybody.
         """
-        self._home.check()
+        self.home.check()
         if self._session.abandon(request_id, heir):
             self._send_abort(request_id)
 
@@ -176,7 +177,7 @@ class Exchange:
     @trio.lowlevel.enable_ki_protection
     def finish_early(self, request_id: int) -> None:
         """The final reply is wanted soon: if it runs, ABORT is sent before this returns."""
-        self._home.check()
+        self.home.check()
         if self._session.finish_early(request_id):
             self._send_abort(request_id)
 
@@ -265,7 +266,12 @@ class Exchange:
     # Leaving
 
     def enter_scope(self) -> None:
-        """A block has begun that has something to undo: leaving waits for its end."""
+        """A block has begun that has something to undo: leaving waits for its end.
+
+        Raises:
+            RuntimeError: in another thread or process than the client's own.
+        """
+        self.home.check()
         self._scopes += 1
 
     def leave_scope(self) -> None:
@@ -286,7 +292,7 @@ class Exchange:
     @trio.lowlevel.enable_ki_protection
     def abort_all(self) -> None:
         """Aborts what runs, and refuses what comes: the first half of leaving."""
-        self._home.check()
+        self.home.check()
         self._leaving = True
         self._transport.stop_waiting()
         for request_id, inbox in self._session.owners():

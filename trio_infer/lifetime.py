@@ -119,10 +119,16 @@ class Lifetime:
 
     @trio.lowlevel.enable_ki_protection
     def begin_leaving(self) -> None:
-        """Aborts what runs, at once, and lets `serve` do the rest."""
+        """Aborts what runs, at once, and lets `serve` do the rest.
+
+        Raises:
+            RuntimeError: in another thread, where nothing has changed; or in a forked process,
+                where `serve` ends, since that process would otherwise wait for it for ever.
+        """
+        self.exchange.home.check_thread()
         if not self._leaving.is_set():
-            self.exchange.abort_all()
             self._leaving.set()
+            self.exchange.abort_all()
 
     @trio.lowlevel.enable_ki_protection
     async def leave(self) -> None:

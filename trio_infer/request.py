@@ -50,6 +50,10 @@ class Request(Generic[ResultT]):
         )
         self.closed = False
 
+    def check_home(self) -> None:
+        """Raises `RuntimeError` in another thread or process than the client's own."""
+        self._exchange.home.check()
+
     def claim(self) -> Prepared:
         """What is to be handed over; there is one caller who gets it.
 
@@ -57,6 +61,7 @@ class Request(Generic[ResultT]):
             LocalProtocolError: somebody has it already.
             trio.ClosedResourceError: the request is closed.
         """
+        self.check_home()
         if self.closed:
             raise trio.ClosedResourceError(CLOSED)
         prepared, self._prepared = self._prepared, None
@@ -76,9 +81,14 @@ class Request(Generic[ResultT]):
 
     @trio.lowlevel.enable_ki_protection
     def close(self) -> None:
-        """Ends the request: if it has not finished, ABORT is sent before this returns."""
+        """Ends the request: if it has not finished, ABORT is sent before this returns.
+
+        Raises:
+            RuntimeError: in another thread or process than the client's own; nothing has changed.
+        """
         if self.closed:
             return
+        self.check_home()
         self.closed = True
         reception = self.reception
         reception.close()

@@ -81,11 +81,20 @@ class Signals:
         self._send_now(self._codec.release(engine_id))
         self._held = {held for held in self._held if held.engine_id != engine_id}
 
-    def check(self) -> None:
-        """Raises what `send` would, but for the dialect."""
+    def check_open(self) -> None:
+        """Raises where nothing may be sent, whether or not there is a connection.
+
+        Raises:
+            trio.ClosedResourceError: the client is closed.
+            RuntimeError: in another thread or process than the client's own.
+        """
         self._home.check()
         if self._closed:
             raise trio.ClosedResourceError(CLOSED)
+
+    def check(self) -> None:
+        """Raises what `send` would, but for the dialect."""
+        self.check_open()
         if not self._transport.is_up:
             raise self._no_connection()
 

@@ -125,12 +125,15 @@ class CompletionStream(trio.abc.ReceiveChannel[TokenDelta], Generic[ResultT]):
     @property
     def completion(self) -> ResultT | None:
         """What `result` returns, if its final reply has arrived and is none of a failure."""
+        if not self._request.closed:
+            self._request.check_home()  # to decode is to read
         self._reception.decode()
         return self._reception.completion
 
     # Receiving
 
     def _reading(self) -> _Turn[ResultT]:
+        self._request.check_home()
         if self._request.closed:
             raise trio.ClosedResourceError(CLOSED)
         if not self._reception.handed_over:

@@ -57,9 +57,13 @@ class Draining(ABC):
         """Passes what has come to ``deliver``, as far as the budget goes.
 
         Returns whether nothing was left. Calls from within ``deliver`` do nothing.
+
+        Raises:
+            RuntimeError: in another thread or process than the socket's own.
         """
         if self._draining or self._closed:
             return True
+        self._home.check()  # in a forked process ZeroMQ would wait for itself, and never return
         self._draining = True
         deadline = self._now() + DRAIN_SECONDS
         try:

@@ -23,9 +23,13 @@ class Home:
         Raises:
             RuntimeError: in another thread, or in a forked process.
         """
-        if threading.get_ident() != self._thread:
-            msg = "used from another thread than the one it was opened in"
-            raise RuntimeError(msg)
+        self.check_thread()
         if os.getpid() != self._pid:
             msg = "used in another process than the one it was opened in"
+            raise RuntimeError(msg)
+
+    def check_thread(self) -> None:
+        """As `check`, but lets a forked process pass: its one thread may be home's copy."""
+        if threading.get_ident() != self._thread:
+            msg = "used from another thread than the one it was opened in"
             raise RuntimeError(msg)
