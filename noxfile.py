@@ -156,6 +156,38 @@ def megatron(session: nox.Session) -> None:
     )
 
 
+def why_no_hosts(alone: tuple[str, ...]) -> str | None:
+    """Tell why hosts cannot be made here: in a namespace of one's own, another one and a link."""
+    trial = "ip link add near type veth peer name far && unshare --net nsenter --version"
+    try:
+        answer = subprocess.run(
+            [*alone, "sh", "-c", trial], capture_output=True, check=False, text=True, timeout=30
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return answer.stderr.strip() or "no rights" if answer.returncode else None
+
+
+@nox.session(default=False)
+def partition(session: nox.Session) -> None:
+    """Cut and restore the link between two hosts, which are network namespaces.
+
+    Arguments go to pytest. It runs in a namespace of its own, by root's rights or by those that
+    Linux gives to users; the namespaces have no names, and end with the processes in them.
+    """
+    rights = () if os.geteuid() == 0 else ("--user", "--map-root-user")
+    alone = ("unshare", *rights, "--net", "--")
+    reason = why_no_hosts(alone)
+    if reason is not None:
+        session.skip(f"no network namespaces here: {reason}")
+    session.install("-e", ".", *group("tests"))
+    session.run(
+        *(*alone, "python", "-m", "pytest", "tests/partition", *session.posargs),
+        env={"TRIO_INFER_PARTITION": "1"},
+        external=True,
+    )
+
+
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
     """Measure the client against a blocking loop over a bare socket."""
