@@ -35,6 +35,8 @@ async def echo(
         assert isinstance(prompt, str)
         assert params is not None
         tell(submission.client, prompt)
+        if coordinator.has_answered(submission):
+            continue  # its abort came right behind it
         if params["streaming"]:
             coordinator.partial(submission, list(prompt.encode()))
         if not prompt.startswith(HELD):

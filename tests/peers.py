@@ -133,6 +133,10 @@ class ScriptedCoordinator:
         except NotConnected:
             self.unroutable += 1
 
+    def has_answered(self, submission: Received) -> bool:
+        """Whether its final reply has gone, such as after an abort."""
+        return (submission.client, submission.id) not in self._tokens
+
     def ack(self) -> Frames:
         return self._codec.connect_ack()
 

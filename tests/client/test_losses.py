@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from tests.cli.programs import Program
 
-LONG = SamplingParams(num_tokens_to_generate=100_000)
+LONG = SamplingParams(num_tokens_to_generate=100_000, termination_id=-1)
 
 SOON = 15
 """Seconds: half of what a heartbeat would take to show it."""
@@ -380,20 +380,23 @@ class Attempts:
     """Holds each attempt to connect until it is waited for."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._made, made = trio.open_memory_channel[None](0)
-        self._wanted = made
+        self._wanted, self._made = trio.Semaphore(0), trio.Semaphore(0)
         connect_once = Transport._connect_once
 
         async def connect_when_wanted(transport: Transport) -> None:
-            await self._made.send(None)
-            await connect_once(transport)
+            await self._wanted.acquire()
+            try:
+                await connect_once(transport)
+            finally:
+                self._made.release()
 
         monkeypatch.setattr(Transport, "_connect_once", connect_when_wanted)
 
     async def wait(self, count: int) -> None:
-        """Returns when so many more have been made, and the next one is about to be."""
+        """Returns when so many more have been made, and none is under way."""
         for _ in range(count):
-            await self._wanted.receive()
+            self._wanted.release()
+            await self._made.acquire()
 
 
 class Steps(trio.abc.Instrument):
