@@ -32,7 +32,7 @@ async def listener(
     port = int(address.rpartition(":")[2])
     listeners = await _listen(port)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(trio.serve_listeners, serve, listeners)
+        await nursery.start(trio.serve_listeners, serve, listeners)
         yield
         nursery.cancel_scope.cancel()
 
