@@ -189,6 +189,16 @@ def partition(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def chaos(session: nox.Session) -> None:
+    """Rehearse chaos for ten minutes, and print how many requests and faults that took.
+
+    ``nox -s chaos -- --seconds 60`` takes less, and ``--seed 1000`` other seeds.
+    """
+    session.install("-e", ".", *group("tests"))
+    session.run("python", "-m", "tests.chaos", *session.posargs)
+
+
+@nox.session(default=False)
 def bench(session: nox.Session) -> None:
     """Measure the client against a blocking loop over a bare socket."""
     session.install("-e", ".")
