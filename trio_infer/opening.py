@@ -78,7 +78,8 @@ def open_client(
     What the block raises comes out as it is, in no ExceptionGroup.
 
     Args:
-        address: of the coordinator, such as ``"tcp://coordinator:5555"``.
+        address: of the coordinator, such as ``"tcp://coordinator:5555"``; ``"memory://name"`` of
+            one in the same trio run, for tests under a mocked clock.
         dialect: what the coordinator speaks: ``"framed"``, ``"0.20"``, ``"0.19"``, ``"0.18"``, or
             such a `Dialect` itself. By default what ``TRIO_INFER_DIALECT`` in the environment
             says, or else ``"framed"``. It cannot be found out, and **sending another dialect
@@ -99,8 +100,9 @@ def open_client(
         heartbeat_timeout: seconds of silence after which the coordinator counts as gone.
         max_message_size: bytes; a coordinator that sends a larger frame is disconnected.
         socket_options: further ZeroMQ options by name or number, such as CURVE keys; not those
-            that this package sets by itself.
-        context: the ZeroMQ context to use; by default the client has one of its own.
+            that this package sets by itself. Over ``memory://`` they are ignored.
+        context: the ZeroMQ context to use; by default the client has one of its own. Over
+            ``memory://`` it is ignored.
 
     Raises:
         UnsupportedByDialect: hashing is asked for, and the dialect has no block hashes; at once.

@@ -59,7 +59,9 @@ async def open_coordinator(
     Args:
         dialect: what the clients speak, as `trio_infer.open_client` has it.
         engines: how many engines serve the requests.
-        bind: the ZeroMQ address to listen on; a ``*`` for the port takes a free one.
+        bind: the ZeroMQ address to listen on; a ``*`` for the port takes a free one. Or
+            ``"memory://name"``, for clients in the same trio run, under a mocked clock if need be;
+            a ``*`` for the name takes a free one.
         step_time: how many seconds a step takes beyond what it takes to compute.
         max_requests: how many requests an engine runs at once.
         max_sequence_length: how many tokens a prompt and what follows it may have.
@@ -215,7 +217,8 @@ class EmbeddedCoordinator:
         """Lets it hang: it takes no message, steps no engine and sends nothing.
 
         ZeroMQ's own thread goes on and answers heartbeats, so that clients cannot tell it from a
-        slow one. What faults hold back is kept.
+        slow one; over ``memory://`` they can, after their ``heartbeat_timeout``. What faults hold
+        back is kept.
         """
         self._serving.freeze()
 
