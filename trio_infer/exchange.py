@@ -18,7 +18,7 @@ from .protocol.dialect import Kind
 from .protocol.session import Session
 from .signals import Signals
 from .sockets import Home, NotConnected
-from .transport import Transport
+from .transport import CLOSED, Transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -256,10 +256,11 @@ class Exchange:
     def on_lost(self, reason: str) -> None:
         """Tells all inboxes that their connection is gone."""
         self.signals.on_lost()
-        inboxes = self._session.lose()
-        if inboxes:
-            _logger.warning("connection lost (%s), %d requests with it", reason, len(inboxes))
-        for inbox in inboxes:
+        running, aborting = self._session.in_flight, self._session.aborting
+        if reason != CLOSED and (running or aborting):
+            text = "connection lost (%s), %d requests and %d unanswered aborts with it"
+            _logger.warning(text, reason, running, aborting)
+        for inbox in self._session.lose():
             inbox.lost(reason)
         self._check_settled()
 
@@ -300,6 +301,11 @@ class Exchange:
             inbox.closed()
         self.signals.close()
         self._check_settled()
+
+    @property
+    def awaits_ack(self) -> bool:
+        """Whether the coordinator owes the answer to a CONNECT."""
+        return self._transport.awaits_ack
 
     async def wait_settled(self) -> None:
         """Returns when the coordinator owes this client nothing: the second half of leaving."""

@@ -141,6 +141,11 @@ class Lifetime:
             await self._left.wait()
 
     def _tell_what_is_owed(self) -> None:
+        if self.exchange.awaits_ack:
+            _logger.warning(
+                "left %s while it still owed the answer to CONNECT; it may crash when it sends it",
+                self._address,
+            )
         owed = self.exchange.statistics().aborting
         if owed:
             _logger.warning(

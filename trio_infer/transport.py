@@ -36,7 +36,7 @@ from .sockets import DEALER, Link, LinkEvent, Network, NotConnected, Socket
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Listener", "Transport"]
+__all__ = ["CLOSED", "Listener", "Transport"]
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -210,6 +210,11 @@ class Transport:
     def is_up(self) -> bool:
         """Whether a request can be handed over now."""
         return self._current is not None and self._current.state is _State.UP
+
+    @property
+    def awaits_ack(self) -> bool:
+        """Whether an answer to a CONNECT is owed."""
+        return self._current is not None and self._current.state is _State.GREETED
 
     @property
     def cause(self) -> str:
