@@ -43,7 +43,9 @@ STEP = 1.0
 """Seconds that an engine takes to heed an abort."""
 
 CLOSE_TIMEOUT = 20.0
-BACKLOG = 2_000
+BACKLOG = 1_000
+"""Requests, each with an abort behind it."""
+
 LONG = SamplingParams(num_tokens_to_generate=100_000, termination_id=-1)
 
 
