@@ -87,10 +87,10 @@ def tests(session: nox.Session) -> None:
     """Run the tests; on one Python under coverage, with its gates."""
     session.install("-e", ".[cli]", *group("tests"))
     if session.name != f"tests-{MAIN}" or session.posargs:
-        session.run("python", "-m", "pytest", *session.posargs)
+        session.run("python", "-m", "pytest", "-n", "auto", *session.posargs)
         return
     session.run("coverage", "erase")
-    session.run("coverage", "run", "-m", "pytest")
+    session.run("coverage", "run", "-m", "pytest", "-n", "auto")
     session.run("coverage", "combine", "--quiet")
     session.run("coverage", "report")
     session.run("coverage", "report", "--include=trio_infer/protocol/*", "--fail-under=100")
