@@ -19,7 +19,8 @@ import trio
 
 from .errors import RemoteProtocolError
 from .protocol.conversion import handoff_of
-from .protocol.packing import MalformedMessage, unpack_map
+from .protocol.packing import MalformedMessage
+from .protocol.unpacking import unpack_field
 from .signals import CLOSED
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Heir:
             epoch: as it was when it came.
         """
         try:
-            handoff = handoff_of(unpack_map(body))
+            handoff = handoff_of(unpack_field(body, "disaggregated_params"))
         except MalformedMessage as error:
             self._exchange.note_malformed(error)
             return

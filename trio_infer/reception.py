@@ -4,13 +4,17 @@ The receiving task only puts things in, notes when they came, and wakes the read
 channel. Everything that takes time, and everything that can go wrong with a body, happens in the
 task that reads. The bodies themselves do not travel in the channel: it would hand one of them to a
 parked reader, out of sight of a task that closes or looks at the stream in the same tick.
+
+What is large, a body or a number of them, is decoded in pieces, and other tasks run in between. How
+far that has come is kept here and not in the task: when it is cancelled, whoever reads next goes on
+from there; and who cannot wait, such as `CompletionStream.completion`, does the rest at once.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias
 
 import attrs
 import trio
@@ -19,12 +23,18 @@ from .errors import ConnectionLost, RemoteProtocolError, RequestFailed
 from .models.result import ResultT
 from .protocol.assembly import Assembler
 from .protocol.conversion import Known, request_failed
-from .protocol.packing import Frame, MalformedMessage
+from .protocol.packing import Frame, MalformedMessage, unpack_map
+from .protocol.unpacking import HEAVY_BODY, unpack_map_in_pieces
 
 if TYPE_CHECKING:
     from .exchange import Exchange, Inbox
 
-__all__ = ["Reception"]
+__all__ = ["CLOSED", "Reception"]
+
+CLOSED: Final = "the stream is closed; what had arrived is in its tokens and completion"
+
+DECODED_AT_ONCE: Final = 256
+"""So many arrivals are decoded before other tasks have their turn."""
 
 
 @attrs.frozen
@@ -66,12 +76,15 @@ class Reception(Generic[ResultT]):
 
     __slots__ = (
         "_asked",
+        "_closed",
+        "_decoding",
         "_exchange",
         "_final_came",
         "_first_at",
         "_make_error",
         "_submitted_at",
         "_undecoded",
+        "_unpacking",
         "_wake",
         "_woken",
         "aborted",
@@ -96,6 +109,9 @@ class Reception(Generic[ResultT]):
         self._asked = asked
         self._wake, self._woken = trio.open_memory_channel[None](1)
         self._undecoded: list[_Arrival] = []
+        self._decoding: list[_Arrival] = []  # the next one last
+        self._unpacking: Iterator[dict[str, Any] | None] | None = None  # the body of that one
+        self._closed = False
         self._final_came = False
         self._submitted_at = 0.0
         self._first_at: float | None = None
@@ -169,7 +185,7 @@ class Reception(Generic[ResultT]):
     @property
     def has_news(self) -> bool:
         """Whether waiting would return at once."""
-        return self.has_ended or self.arrived.has_untaken or bool(self._undecoded)
+        return bool(self.has_ended or self.arrived.has_untaken or self._undecoded or self._decoding)
 
     @property
     def has_ended(self) -> bool:
@@ -186,46 +202,94 @@ class Reception(Generic[ResultT]):
             raise self._make_error(self.arrived.tokens)
         return self.completion
 
-    async def wait_for_news(self) -> None:
-        """Waits like `wait` if there is nothing to read yet; a checkpoint in any case."""
-        if self.has_news:
-            await trio.lowlevel.checkpoint()
-        else:
-            await self.wait()
+    async def read_news(self) -> None:
+        """Decodes what has come, or, if there is none, what comes next; a checkpoint in any case.
 
-    async def wait(self) -> None:
-        """Waits until there may be something to decode. Cancelled, it loses nothing.
+        Of what comes while it decodes it takes nothing up. Cancelled, it loses nothing.
 
         Raises:
             trio.ClosedResourceError: `close` was called.
         """
+        if self.has_news:
+            await trio.lowlevel.checkpoint()
+            await self._decode_in_turns()
+        else:
+            await self.read_next()
+
+    async def read_next(self) -> None:
+        """As `read_news`, with all that had come decoded: waits until there may be more."""
         await self._woken.receive()
+        await self._decode_in_turns()
+
+    async def _decode_in_turns(self) -> None:  # noqa: ASYNC910 - what is small is decoded at once
+        self._take_up()
+        while self._decode_some():
+            await trio.lowlevel.checkpoint()
+            if self._closed:
+                raise trio.ClosedResourceError(CLOSED)
 
     def close(self) -> None:
         """Wakes who waits. What has come can still be decoded."""
+        self._closed = True
         self._woken.close()
 
     @trio.lowlevel.enable_ki_protection
     def decode(self) -> None:
-        """Decodes what has come, in order."""
+        """Decodes what has come, in order, all of it at once."""
+        self._take_up()
+        while self._decode_some():
+            pass
+
+    @trio.lowlevel.enable_ki_protection
+    def _take_up(self) -> None:
         arrivals, self._undecoded = self._undecoded, []
-        for arrival in arrivals:
+        arrivals.reverse()
+        self._decoding = arrivals + self._decoding if self._decoding else arrivals
+
+    @trio.lowlevel.enable_ki_protection
+    def _decode_some(self) -> bool:
+        """Decodes some of what was taken up; returns whether there is more of it."""
+        arrivals = self._decoding
+        for _ in range(DECODED_AT_ONCE):
             if self.has_ended:
-                return
+                arrivals.clear()
+            if not arrivals:
+                return False
             try:
-                self._decode_one(arrival)
+                if self._decode_one(arrivals[-1]):
+                    arrivals.pop()
+                else:
+                    return True
             except MalformedMessage as error:
                 self._fail(error)
+        return True
 
-    def _decode_one(self, arrival: _Arrival) -> None:
+    def _decode_one(self, arrival: _Arrival) -> bool:
+        """Returns whether it is done with, and not just a piece of it."""
         if isinstance(arrival, _Broken):
             self._make_error = arrival.make_error
-        elif isinstance(arrival, _Final):
-            self._decode_final(arrival)
+            return True
+        fields = self._unpacked(arrival.body if isinstance(arrival, _Final) else arrival)
+        if fields is None:
+            return False
+        if isinstance(arrival, _Final):
+            self._decode_final(arrival, fields)
         else:
-            self.arrived.add_partial(arrival)
+            self.arrived.add_partial_fields(fields)
+        return True
 
-    def _decode_final(self, final: _Final) -> None:
+    def _unpacked(self, body: Frame) -> dict[str, Any] | None:
+        """What a body holds; None if there are more pieces of it."""
+        if len(body) < HEAVY_BODY:
+            return unpack_map(body)
+        if self._unpacking is None:
+            self._unpacking = unpack_map_in_pieces(body)
+        fields = next(self._unpacking)
+        if fields is not None:
+            self._unpacking = None
+        return fields
+
+    def _decode_final(self, final: _Final, fields: dict[str, Any]) -> None:
         first = self._first_at
         known = Known(
             request_id=self.request_id,
@@ -235,7 +299,7 @@ class Reception(Generic[ResultT]):
             aborted=self.aborted,
         )
         try:
-            self.completion = self.arrived.finish(final.body, known)
+            self.completion = self.arrived.finish_fields(fields, known)
         except RequestFailed as error:
             completion = error.completion
             if not self.aborted:
@@ -244,7 +308,7 @@ class Reception(Generic[ResultT]):
 
     def _fail(self, error: MalformedMessage) -> None:
         """A body made no sense: the request has failed, and is aborted if it still runs."""
-        message = str(error)
+        message, self._unpacking = str(error), None
         self._make_error = lambda _: RemoteProtocolError(message)
         finished = self._final_came and not self.aborted
         self._exchange.fail(self.request_id, finished=finished, heir=self.heir)

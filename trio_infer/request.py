@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Generic
+from typing import TYPE_CHECKING, Generic
 
 import trio
 
 from .errors import LocalProtocolError
 from .models.result import ResultT
-from .reception import Reception
+from .reception import CLOSED, Reception
 
 if TYPE_CHECKING:
     from .exchange import Exchange, Inbox
     from .protocol.preparation import Prepared
 
 __all__ = ["Request"]
-
-CLOSED: Final = "the stream is closed; what had arrived is in its tokens and completion"
 
 
 class Request(Generic[ResultT]):
@@ -103,11 +101,9 @@ class Request(Generic[ResultT]):
                 request ended with, if not with a completion.
         """
         reception = self.reception
-        await reception.wait_for_news()
-        reception.decode()
+        await reception.read_news()
         while not reception.has_ended:
-            await reception.wait()
-            reception.decode()
+            await reception.read_next()
         reception.arrived.take_all()
         return reception.outcome()
 

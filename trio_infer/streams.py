@@ -9,7 +9,7 @@ import trio
 from .errors import LocalProtocolError
 from .models import TokenDelta
 from .models.result import ResultT
-from .request import CLOSED
+from .reception import CLOSED
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -155,9 +155,9 @@ class CompletionStream(trio.abc.ReceiveChannel[TokenDelta], Generic[ResultT]):
             trio.ClosedResourceError: the stream or the client was closed.
         """
         with self._reading() as reception:
-            await reception.wait_for_news()
-            while (delta := _next_delta(reception)) is None:
-                await reception.wait()
+            await reception.read_news()
+            while (delta := _take_delta(reception)) is None:
+                await reception.read_next()
             return delta
 
     def receive_nowait(self) -> TokenDelta:
@@ -167,7 +167,8 @@ class CompletionStream(trio.abc.ReceiveChannel[TokenDelta], Generic[ResultT]):
             trio.WouldBlock: nothing has arrived.
         """
         with self._reading() as reception:
-            delta = _next_delta(reception)
+            reception.decode()
+            delta = _take_delta(reception)
         if delta is None:
             raise trio.WouldBlock
         return delta
@@ -215,9 +216,8 @@ class _Turn(Generic[ResultT]):
         self._taken = False
 
 
-def _next_delta(reception: Reception[ResultT]) -> TokenDelta | None:
-    """What has come since the last delta; None if the next is still to come."""
-    reception.decode()
+def _take_delta(reception: Reception[ResultT]) -> TokenDelta | None:
+    """What has been decoded since the last delta; None if the next is still to come."""
     delta = reception.arrived.take_delta()
     if delta is None and reception.has_ended:
         reception.outcome()

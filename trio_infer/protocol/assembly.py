@@ -6,7 +6,7 @@ contradicts them is refused.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -21,6 +21,9 @@ from .conversion import (
 )
 from .packing import Frame, MalformedMessage, unpack_map
 from .structuring import structure
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["Assembler", "PartialResult"]
 
@@ -56,7 +59,11 @@ class Assembler:
         Raises:
             MalformedMessage: if it makes no sense, or not beside those before it.
         """
-        partial: PartialResult = structure(unpack_map(body), PartialResult)
+        self.add_partial_fields(unpack_map(body))
+
+    def add_partial_fields(self, fields: Mapping[str, Any]) -> None:
+        """As `add_partial`, of a body that is unpacked already."""
+        partial: PartialResult = structure(fields, PartialResult)
         count = len(partial.new_tokens)
         log_probs = partial.new_log_probs or []
         top_n = _aligned(partial.new_top_n_logprobs or [], log_probs, count)
@@ -78,7 +85,10 @@ class Assembler:
             MalformedMessage: if it makes no sense, or contradicts what came before.
             RequestFailed: if the engine gave up on the request.
         """
-        fields = unpack_map(body)
+        return self.finish_fields(unpack_map(body), known)
+
+    def finish_fields(self, fields: dict[str, Any], known: Known) -> Any:
+        """As `finish`, of a body that is unpacked already."""
         if self.deserialize:
             completion = to_completion(fields, known)
             if completion.finish_reason == "error":

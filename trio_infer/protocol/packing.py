@@ -6,7 +6,19 @@ from typing import Any, Final, TypeAlias
 
 import msgpack
 
-__all__ = ["Frame", "Frames", "MalformedMessage", "pack", "unpack", "unpack_head", "unpack_map"]
+__all__ = [
+    "MAX_NESTING",
+    "UNPACKING_ERRORS",
+    "Frame",
+    "Frames",
+    "MalformedMessage",
+    "checked_map",
+    "no_messagepack",
+    "pack",
+    "unpack",
+    "unpack_head",
+    "unpack_map",
+]
 
 Frame: TypeAlias = bytes | memoryview
 Frames: TypeAlias = list[Frame]
@@ -39,7 +51,7 @@ def pack(value: object) -> bytes:
     return packed
 
 
-_UNPACKING_ERRORS: Final = (
+UNPACKING_ERRORS: Final = (
     ValueError,
     OverflowError,
     TypeError,
@@ -48,7 +60,8 @@ _UNPACKING_ERRORS: Final = (
 )
 
 
-def _no_messagepack(error: Exception) -> MalformedMessage:
+def no_messagepack(error: Exception) -> MalformedMessage:
+    """The error for bytes that are none."""
     return MalformedMessage(f"no MessagePack: {str(error) or type(error).__name__}")
 
 
@@ -60,8 +73,8 @@ def unpack(data: Frame) -> Any:
     """
     try:
         value = msgpack.unpackb(data, raw=False)
-    except _UNPACKING_ERRORS as error:
-        raise _no_messagepack(error) from None
+    except UNPACKING_ERRORS as error:
+        raise no_messagepack(error) from None
     if len(data) > MAX_NESTING and _is_too_deep(value):  # each level takes a byte at least
         msg = f"nested more than {MAX_NESTING} levels deep"
         raise MalformedMessage(msg)
@@ -86,8 +99,8 @@ def unpack_head(start: Frame, count: int) -> tuple[int, list[Any], int]:
     try:
         length = unpacker.read_array_header()
         items = [unpacker.unpack() for _ in range(min(length, count))]
-    except _UNPACKING_ERRORS as error:
-        raise _no_messagepack(error) from None
+    except UNPACKING_ERRORS as error:
+        raise no_messagepack(error) from None
     return length, items, unpacker.tell()
 
 
@@ -111,7 +124,15 @@ def unpack_map(body: Frame) -> dict[str, Any]:
     Raises:
         MalformedMessage: if it is no MessagePack, no map, or has keys that are no strings.
     """
-    value = unpack(body)
+    return checked_map(unpack(body))
+
+
+def checked_map(value: Any) -> dict[str, Any]:
+    """The value itself, if it is a map as a body holds it.
+
+    Raises:
+        MalformedMessage: as `unpack_map`.
+    """
     if type(value) is not dict:
         msg = f"a map was expected, not {type(value).__name__}"
         raise MalformedMessage(msg)
