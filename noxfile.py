@@ -199,6 +199,13 @@ def chaos(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def large(session: nox.Session) -> None:
+    """Send and receive large things at their full size, and print what others feel of them."""
+    session.install("-e", ".", *group("tests"))
+    session.run("python", "-m", "tests.large")
+
+
+@nox.session(default=False)
 def bench(session: nox.Session) -> None:
     """Measure the client against a blocking loop over a bare socket."""
     session.install("-e", ".")
