@@ -30,11 +30,11 @@ def serve(ready: Connection) -> None:
     socket.bind("tcp://127.0.0.1:*")
     ready.send((socket.get_string(zmq.LAST_ENDPOINT), len(large)))
     while True:
-        client, head, *_ = socket.recv_multipart()
+        client, head, *bodies = socket.recv_multipart()
         _, (kind, *rest), _ = unpack_head(head[:32], 2)
         if kind == number[Kind.CONNECT]:
             socket.send_multipart([client, msgpack.packb([number[Kind.CONNECT_ACK]])])
         elif kind == number[Kind.SUBMIT_REQUEST]:
-            body = large if LARGE_REPLY.encode() in head[:2048] else small
+            body = large if msgpack.packb(LARGE_REPLY) in bodies else small
             answer = msgpack.packb([number[Kind.ENGINE_REPLY], *rest])
             socket.send_multipart([client, answer, body])
