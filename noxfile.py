@@ -206,6 +206,16 @@ def large(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def soak(session: nox.Session) -> None:
+    """Make a million requests, nine in ten of which are left early: nothing may be left of them.
+
+    It takes a quarter of an hour; ``nox -s soak -- --requests 100000 --seed 7`` takes less.
+    """
+    session.install("-e", ".", *group("tests"))
+    session.run("python", "-m", "tests.soak", *session.posargs)
+
+
+@nox.session(default=False)
 def bench(session: nox.Session) -> None:
     """Measure the client against a blocking loop over a bare socket."""
     session.install("-e", ".")
