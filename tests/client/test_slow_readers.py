@@ -149,29 +149,30 @@ async def test_a_reader_cancelled_while_it_reads_very_much_loses_nothing(
     assert tokens == list(range(many + 3))
 
 
-async def test_tokens_that_come_while_much_is_read_are_received_next(
-    coordinator: ScriptedCoordinator, client: InferenceClient
+@pytest.mark.parametrize("way", ["receive", "result"])
+async def test_tokens_that_come_while_much_is_read_are_not_waited_for_in_vain(
+    coordinator: ScriptedCoordinator, client: InferenceClient, way: str
 ) -> None:
-    """They woke nobody, since somebody was reading."""
-    many = 4 * DECODED_AT_ONCE
-    received: list[int] = []
+    """They wake nobody, since somebody is reading."""
+    tokens = list(range(20 * DECODED_AT_ONCE))
     async with client.stream("slow", LONG) as stream, trio.open_nursery() as nursery:
-        submission = await unread(coordinator, stream, many)
+        submission = await unread(coordinator, stream, 4 * DECODED_AT_ONCE)
 
         async def read() -> None:
-            async for delta in stream:
-                received.extend(delta.tokens)
+            if way == "receive":
+                received = [token async for delta in stream for token in delta.tokens]
+                assert received == tokens
+            assert (await stream.result()).generated_tokens == tokens
 
         nursery.start_soon(read)
-        for token in range(many, 2 * many):
+        for token in tokens[4 * DECODED_AT_ONCE :]:
             log_probs = log_probs_of([token])
             frames = coordinator.partial_frames(submission, [token], new_log_probs=log_probs)
             stream._reception.partial(frames[1])
             if token % DECODED_AT_ONCE == 0:
                 await trio.lowlevel.checkpoint()
-        tokens = list(range(2 * many))
-        coordinator.reply(submission, tokens, generated_log_probs=log_probs_of(tokens))
-    assert received == tokens
+        log_probs = log_probs_of(tokens)
+        coordinator.reply(submission, tokens, generated_log_probs=log_probs)
 
 
 async def test_nonsense_among_very_much_comes_after_what_came_before_it(
