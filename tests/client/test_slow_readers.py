@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from tests.peers import Received, ScriptedCoordinator
-    from trio_infer.protocol.packing import Frame
 
 MANY = 100_000
 LONG = SamplingParams(num_tokens_to_generate=MANY, return_log_probs=True)
@@ -100,13 +99,13 @@ async def test_who_reads_very_much_at_once_lets_other_tasks_run_meanwhile(
     way: str,
 ) -> None:
     decoded = longest = 0
-    add_partial = Assembler.add_partial
+    add_partial = Assembler.add_partial_fields
 
-    def count(assembler: Assembler, body: Frame) -> None:
+    def count(assembler: Assembler, fields: dict[str, Any]) -> None:
         nonlocal decoded, longest
         decoded += 1
         longest = max(longest, decoded)
-        add_partial(assembler, body)
+        add_partial(assembler, fields)
 
     async def somebody_else() -> None:
         nonlocal decoded
@@ -114,7 +113,7 @@ async def test_who_reads_very_much_at_once_lets_other_tasks_run_meanwhile(
             decoded = 0
             await trio.lowlevel.checkpoint()
 
-    monkeypatch.setattr(Assembler, "add_partial", count)
+    monkeypatch.setattr(Assembler, "add_partial_fields", count)
     many = 10 * DECODED_AT_ONCE
     async with client.stream("slow", LONG) as stream, trio.open_nursery() as nursery:
         submission = await unread(coordinator, stream, many)
@@ -140,7 +139,7 @@ async def test_a_reader_cancelled_while_it_reads_very_much_loses_nothing(
             for _ in range(turns):
                 await trio.lowlevel.checkpoint()
             nursery.cancel_scope.cancel()
-        assert 0 < len(stream._reception._undecoded) < many
+        assert 0 < len(stream._reception._decoding) < many
         assert stream.tokens == []
         await send(coordinator, submission, range(many, many + 3))
         tokens: list[int] = []
