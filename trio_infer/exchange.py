@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import trio
 
+from .complaints import Complaints
 from .models import ClientStatistics
 from .protocol.dialect import Kind
 from .protocol.session import Session
@@ -35,9 +36,6 @@ _logger: Final = logging.getLogger(__name__)
 
 PACKING_THREADS: Final = 2
 """So many large requests are packed at once."""
-
-LOGGED_MALFORMED: Final = 10
-"""So many malformed messages are logged one by one, then every tenth, hundredth…"""
 
 
 class Inbox(Protocol):
@@ -85,6 +83,7 @@ class Exchange:
         self._packing = trio.CapacityLimiter(PACKING_THREADS)
         self._waiting = 0
         self._malformed = 0
+        self._complaints = Complaints(_logger)
         self._leaving = False
         self._settled = trio.Event()
         self.signals = Signals(self.home, codec, self._transport)
@@ -245,9 +244,7 @@ class Exchange:
     def note_malformed(self, error: MalformedMessage) -> None:
         """Counts what makes no sense, and logs it at a bounded rate."""
         self._malformed += 1
-        count = self._malformed
-        if count <= LOGGED_MALFORMED or count == 10 ** (len(str(count)) - 1):
-            _logger.warning("malformed message no. %d: %s", count, error)
+        self._complaints.warn("malformed message: %s", error)
 
     def on_up(self) -> None:
         """Sends what is owed, before any request."""

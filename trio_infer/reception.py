@@ -36,6 +36,12 @@ CLOSED: Final = "the stream is closed; what had arrived is in its tokens and com
 DECODED_AT_ONCE: Final = 256
 """So many arrivals are decoded before other tasks have their turn."""
 
+MAX_UNREAD_BYTES: Final = 2**29
+"""So many bytes of partial results wait for whoever reads a request; more fail it."""
+
+BYTES_BESIDE: Final = 64
+"""What a partial result that waits takes beside its own bytes."""
+
 
 @attrs.frozen
 class _Final:
@@ -85,6 +91,7 @@ class Reception(Generic[ResultT]):
         "_submitted_at",
         "_undecoded",
         "_unpacking",
+        "_unread_bytes",
         "_wake",
         "_woken",
         "aborted",
@@ -112,6 +119,7 @@ class Reception(Generic[ResultT]):
         self._decoding: list[_Arrival] = []  # the next one last
         self._unpacking: Iterator[dict[str, Any] | None] | None = None  # the body of that one
         self._closed = False
+        self._unread_bytes = 0
         self._final_came = False
         self._submitted_at = 0.0
         self._first_at: float | None = None
@@ -140,7 +148,13 @@ class Reception(Generic[ResultT]):
         """A partial result came."""
         if self._first_at is None:
             self._first_at = trio.current_time()
-        self._put(body)
+        self._unread_bytes += len(body) + BYTES_BESIDE
+        if self._unread_bytes <= MAX_UNREAD_BYTES:
+            self._put(body)
+        else:
+            msg = f"more than {MAX_UNREAD_BYTES} bytes of partial results that nobody has read"
+            self._exchange.fail(self.request_id, finished=False, heir=self.heir)
+            self._end(_Broken(lambda _: RemoteProtocolError(msg)))
 
     def final(self, body: Frame) -> None:
         """The final reply came; nothing follows."""
@@ -243,6 +257,7 @@ class Reception(Generic[ResultT]):
     @trio.lowlevel.enable_ki_protection
     def _take_up(self) -> None:
         arrivals, self._undecoded = self._undecoded, []
+        self._unread_bytes = 0
         arrivals.reverse()
         self._decoding = arrivals + self._decoding if self._decoding else arrivals
 

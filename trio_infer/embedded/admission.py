@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .engine_request import EngineRequest
@@ -21,12 +20,11 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Mapping, Sequence
 
+    from ..complaints import Complaints
     from .language_model import LanguageModel
     from .prefix_cache import PrefixCache
 
 __all__ = ["Handoff", "admit"]
-
-_logger = logging.getLogger(__name__)
 
 
 class Handoff(NamedTuple):
@@ -49,6 +47,7 @@ def admit(
     max_sequence_length: int,
     rng: random.Random,
     now: float,
+    complaints: Complaints,
 ) -> EngineRequest | FinishedRequest:
     """The request as the engine decodes it, or, if it is refused, its failure.
 
@@ -60,7 +59,7 @@ def admit(
         tokens = _token_ids(prompt, params, model)
         stop_words = [model.tokenize(word) for word in params.stop_words or ()]
     except ValueError as error:
-        _logger.warning("request %d refused: %s", request_id, error)
+        complaints.warn("request %d refused: %s", request_id, error)
         return FinishedRequest(
             request_id=request_id,
             status=Status.FAILED,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import attrs
 
+from ..complaints import Complaints
 from ..protocol.coordinator_codec import ClientMessage, CoordinatorCodec
 from ..protocol.dialect import Kind
 from ..protocol.hashing import PrefixHashing
@@ -87,6 +88,7 @@ class CoordinatorCore:
         self._numbers: dict[tuple[bytes, int], int] = {}
         self._outgoing: list[Outgoing] = []
         self._counts: Counter[str] = Counter()
+        self._complaints = Complaints(_logger)
 
     @property
     def wants_step(self) -> bool:
@@ -216,7 +218,7 @@ class CoordinatorCore:
         """
         self._counts["unroutable"] += 1
         if identity in self._clients:
-            _logger.warning("client %r has left with replies outstanding", identity)
+            self._complaints.warn("client %r has left with replies outstanding", identity)
             self._clients.discard(identity)
             for number, route in self._routes.items():
                 if route.identity == identity:
@@ -253,7 +255,7 @@ class CoordinatorCore:
         if self.state not in transition.accepted_in:
             if self.state not in transition.ignored_in:
                 text = "%s of client %r was dropped: the coordinator is %s"
-                _logger.warning(text, kind.name, identity, self.state.name)
+                self._complaints.warn(text, kind.name, identity, self.state.name)
             return
         self.state = transition.leads_to or self.state
         self._broadcast(lambda engine: engine.heed(kind, message.epoch))
@@ -348,7 +350,7 @@ class CoordinatorCore:
     def _drop(self, identity: bytes, reason: str) -> None:
         self._counts["malformed"] += 1
         dialect = self._codec.dialect.name
-        _logger.warning(
+        self._complaints.warn(
             "message of %r dropped: %s (does it speak another dialect than %r?)",
             identity,
             reason,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
+from ..complaints import Complaints
 from ..models.sampling_params import FIELD_NAMES
 from ..protocol.dialect import Kind
 from .admission import Handoff, admit
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from .language_model import LanguageModel
 
 __all__ = ["Engine", "EnginePartial", "EngineReply", "RunningState"]
+
+_logger: Final = logging.getLogger(__name__)
 
 DEFAULT_MAX_REQUESTS: Final = 64
 DEFAULT_MAX_SEQUENCE_LENGTH: Final = 2**17
@@ -109,6 +113,7 @@ class Engine:
         self._waiting: OrderedDict[int, EngineRequest] = OrderedDict()
         self._last_step: float | None = None
         self._epoch: int | None = None
+        self._complaints = Complaints(_logger)
 
     @property
     def running(self) -> tuple[RunningState, ...]:
@@ -234,6 +239,7 @@ class Engine:
                 None if self._seed is None else f"{self._seed}/{request_id}"
             ),
             now=now,
+            complaints=self._complaints,
         )
         if isinstance(admitted, EngineRequest):
             if self._epoch is not None:

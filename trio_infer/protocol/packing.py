@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import msgpack
@@ -13,6 +14,7 @@ __all__ = [
     "Frames",
     "MalformedMessage",
     "checked_map",
+    "counting_hooks",
     "no_messagepack",
     "pack",
     "unpack",
@@ -25,6 +27,21 @@ Frames: TypeAlias = list[Frame]
 
 MAX_NESTING: Final = 64
 """Levels of lists and maps. MessagePack itself decodes a thousand, which then break `repr`."""
+
+MAX_CONTAINERS: Final = 2**21
+BYTES_OF_CONTAINER: Final = 4
+"""So many lists and maps a value may hold, or one for so many of its bytes, if that is more.
+
+A byte can be an empty list, which takes seventy in memory. No reply is made of such.
+"""
+
+MAP_WEIGHT: Final = 3
+"""A map, or an extension, counts as so many lists: for what they take in memory, or in time."""
+
+WALKED_BYTES: Final = 2**14
+"""Longer values are walked through before they are built: lists get their memory when they begin,
+so that a thousand, each within the other and declared longer than what follows, would take it all.
+"""
 
 _CONTAINERS: Final = frozenset((list, dict))
 
@@ -69,16 +86,57 @@ def unpack(data: Frame) -> Any:
     """The value that all of the bytes are.
 
     Raises:
-        MalformedMessage: they are no MessagePack, or nested too deeply.
+        MalformedMessage: they are no MessagePack, nested too deeply, or of too many lists and maps.
     """
+    size = len(data)
+    hooks = counting_hooks(size)
     try:
-        value = msgpack.unpackb(data, raw=False)
+        if size > WALKED_BYTES:
+            _walk(data)
+        value = msgpack.unpackb(data, raw=False, **hooks)
+    except MalformedMessage:
+        raise
     except UNPACKING_ERRORS as error:
         raise no_messagepack(error) from None
     if len(data) > MAX_NESTING and _is_too_deep(value):  # each level takes a byte at least
         msg = f"nested more than {MAX_NESTING} levels deep"
         raise MalformedMessage(msg)
     return value
+
+
+def _walk(data: Frame) -> None:
+    """Reads a value without building anything. Raises if there is none."""
+    unpacker = msgpack.Unpacker(max_buffer_size=len(data))
+    unpacker.feed(data)
+    unpacker.skip()
+
+
+def counting_hooks(size: int) -> dict[str, Any]:
+    """What MessagePack calls for each list and map of a value of so many bytes, to count them."""
+    return _Allowance(size).hooks if size > MAX_CONTAINERS else {}
+
+
+class _Allowance:
+    """How many more lists and maps a value of some size may hold."""
+
+    def __init__(self, size: int) -> None:
+        self._left = max(MAX_CONTAINERS, size // BYTES_OF_CONTAINER)
+
+    @property
+    def hooks(self) -> dict[str, Any]:
+        """What counts them while they are built."""
+        return {
+            "list_hook": partial(self._take, 1),
+            "object_hook": partial(self._take, MAP_WEIGHT),
+            "ext_hook": lambda *extension: self._take(MAP_WEIGHT, msgpack.ExtType(*extension)),
+        }
+
+    def _take(self, weight: int, container: Any) -> Any:
+        self._left -= weight
+        if self._left < 0:
+            msg = "more lists and maps than a message may hold"
+            raise MalformedMessage(msg)
+        return container
 
 
 def unpack_head(start: Frame, count: int) -> tuple[int, list[Any], int]:
@@ -94,7 +152,7 @@ def unpack_head(start: Frame, count: int) -> tuple[int, list[Any], int]:
     Raises:
         MalformedMessage: it is no list, or its first items do not lie within the start.
     """
-    unpacker = msgpack.Unpacker(raw=False)
+    unpacker = msgpack.Unpacker(raw=False, max_buffer_size=len(start) or 1)
     unpacker.feed(start)
     try:
         length = unpacker.read_array_header()

@@ -6,7 +6,6 @@ the collector of garbage, keep everybody else waiting from wherever they run.
 
 from __future__ import annotations
 
-import gc
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,12 +17,13 @@ from .packing import (
     Frame,
     MalformedMessage,
     checked_map,
+    counting_hooks,
     no_messagepack,
     unpack_map,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Generator, Iterator
 
 __all__ = ["HEAVY_BODY", "unpack_field", "unpack_map_in_pieces"]
 
@@ -46,24 +46,34 @@ def unpack_map_in_pieces(body: Frame) -> Iterator[dict[str, Any] | None]:
         MalformedMessage: as `packing.unpack_map`.
     """
     data = memoryview(body)
-    unpacker = msgpack.Unpacker(raw=False, max_buffer_size=len(data))
+    yield from _in_pieces(data, msgpack.Unpacker.skip, {})  # as `packing.unpack` does, and why
+    value = yield from _in_pieces(data, msgpack.Unpacker.unpack, counting_hooks(len(data)))
+    for _ in _measure_depth(value):
+        yield None
+    yield checked_map(value)
+
+
+def _in_pieces(
+    data: memoryview, read: Callable[[msgpack.Unpacker], Any], hooks: dict[str, Any]
+) -> Generator[None, None, Any]:
+    """Feeds an unpacker piece by piece, and returns what it reads of the whole."""
+    unpacker = msgpack.Unpacker(raw=False, max_buffer_size=len(data), **hooks)
     for start in range(0, len(data), _PIECE_BYTES):
         try:
             unpacker.feed(data[start : start + _PIECE_BYTES])
-            value = unpacker.unpack()
+            value = read(unpacker)
             break
         except msgpack.OutOfData:
-            _spare_collector()
             yield None
+        except MalformedMessage:
+            raise
         except UNPACKING_ERRORS as error:
             raise no_messagepack(error) from None
     else:
         raise no_messagepack(ValueError("incomplete input"))
     if unpacker.tell() != len(data):
         raise no_messagepack(ValueError("there are bytes behind it"))
-    for _ in _measure_depth(value):
-        yield None
-    yield checked_map(value)
+    return value
 
 
 def unpack_field(body: Frame, name: str) -> dict[str, Any]:
@@ -91,18 +101,6 @@ def unpack_field(body: Frame, name: str) -> dict[str, Any]:
     for _ in _measure_depth(fields):
         pass
     return fields
-
-
-def _spare_collector() -> None:
-    """Counts what is unpacked by now as old, which it is going to be.
-
-    Else the collector looks through the millions of lists of a large reply again and again while
-    they come about, for what takes many times as long as to unpack them, in one go of seconds.
-    Who has frozen objects of their own keeps them frozen, and bears that.
-    """
-    if not gc.get_freeze_count():
-        gc.freeze()
-        gc.unfreeze()
 
 
 def _measure_depth(value: Any) -> Iterator[None]:

@@ -32,7 +32,10 @@ class Draining(ABC):
 
     @abstractmethod
     def _receive(self) -> Frames | None:
-        """The next message; None if there is none, or the socket is closed."""
+        """The next message; None if there is none, or the socket is closed.
+
+        One without frames is none, but there may be more to receive.
+        """
 
     @abstractmethod
     async def _wait_arrival(self) -> None:
@@ -71,7 +74,8 @@ class Draining(ABC):
                 frames = self._receive()
                 if frames is None:
                     return True
-                deliver(frames)
+                if frames:
+                    deliver(frames)
                 if self._now() > deadline:
                     return False
             return False

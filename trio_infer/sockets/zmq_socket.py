@@ -31,6 +31,9 @@ __all__ = ["NotConnected", "ZmqSocket"]
 MAX_FRAMES: Final = 64
 """Frames of one message that are kept; no message has more than a handful."""
 
+SKIPPED_AT_ONCE: Final = 256
+"""So many of the frames behind them are thrown away before other tasks may have their turn."""
+
 COPY_BELOW: Final = 64 * 1024
 """Frames smaller than this are cheaper copied than kept in ZeroMQ's own memory."""
 
@@ -61,6 +64,7 @@ class ZmqSocket(Draining):
     def __init__(self, socket_type: int, *, link: Link, context: ZmqContext) -> None:
         super().__init__()
         self._parked = False
+        self._has_rest = False
         try:
             self._zmq = context.socket(socket_type)
         except zmq.ZMQError as error:
@@ -147,16 +151,26 @@ class ZmqSocket(Draining):
         """The next message, or None. Of one with too many frames the first ones."""
         if self._closed:
             return None
+        if self._has_rest:
+            self._skip_rest()
+            return []
         try:
             frame = self._zmq.recv(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return None
         frames = [_content(frame)]
-        while frame.more:
+        while frame.more and len(frames) < MAX_FRAMES:
             frame = self._zmq.recv(copy=False)
-            if len(frames) < MAX_FRAMES:
-                frames.append(_content(frame))
+            frames.append(_content(frame))
+        self._has_rest = frame.more
         return frames
+
+    def _skip_rest(self) -> None:
+        """Throws away frames of a message that had too many."""
+        for _ in range(SKIPPED_AT_ONCE):
+            self._has_rest = self._zmq.recv(copy=False).more
+            if not self._has_rest:
+                return
 
     @trio.lowlevel.enable_ki_protection
     async def watch(  # noqa: ASYNC910 - a closed socket is watched no more
