@@ -188,6 +188,14 @@ def partition(session: nox.Session) -> None:
     )
 
 
+@nox.session(default=False, python=FOUND["3.11"] or MAIN)
+def fuzz(session: nox.Session) -> None:
+    """Fuzz what is received, for ten minutes: ``nox -s fuzz -- --seconds 60`` for one."""
+    session.install("-e", ".", *group("tests"))
+    session.install("atheris", success_codes=[0, 1, 2])  # Hypothesis does without it
+    session.run("python", "-m", "tests.fuzz", *session.posargs)
+
+
 @nox.session(default=False)
 def chaos(session: nox.Session) -> None:
     """Rehearse chaos for ten minutes, and print how many requests and faults that took.

@@ -80,7 +80,7 @@ class Run:
 
 def by_atheris(seconds: int, seed: int) -> None:
     """By coverage of the library. LibFuzzer ends the process."""
-    import atheris  # type: ignore[import-not-found]  # noqa: PLC0415 - not everywhere
+    import atheris  # noqa: PLC0415 - not everywhere
 
     with atheris.instrument_imports(include=["trio_infer"]):
         run = Run()
@@ -100,7 +100,9 @@ def by_atheris(seconds: int, seed: int) -> None:
         Path(corpus, str(number)).write_bytes(drawn)
     limits = {"max_total_time": seconds + 5, "max_len": MAX_BYTES, "timeout": SECONDS_OF_ONE}
     arguments = [f"-{name}={value}" for name, value in limits.items()]
-    atheris.Setup([sys.argv[0], *arguments, f"-seed={seed + 1}", corpus], play)
+    atheris.Setup(
+        [sys.argv[0], *arguments, f"-seed={seed + 1}", f"-artifact_prefix={corpus}/", corpus], play
+    )
     atheris.Fuzz()
 
 

@@ -19,7 +19,7 @@ _SCALARS: Final = (
     *("", "\0", "COMPLETED", "FAILED", "tensor", "x" * 70_000, b"", b"\xff", "é\U0001f600"),
     *(msgpack.ExtType(5, b"x"), msgpack.Timestamp(2**34, 10**9 - 1)),
 )
-_CONTAINERS: Final = (
+_CONTAINERS: Final[tuple[Any, ...]] = (
     *([], {}, [[]], {"a": {}}, [None] * 300, ["tensor", [[1], [2]]], ["tensor", 5], ["tensor"]),
     ["ndarray", {"data": [[1, 2]], "dtype": "int64"}],
     ["ndarray", {"data": [1], "dtype": "V4096"}],
@@ -41,7 +41,7 @@ STRANGE: Final = (*map(pack, (*_SCALARS, *_CONTAINERS)), *_UNPACKABLE)
 
 def strange_number(choices: Choices, number: int) -> bytes:
     """A number as it should be packed, mostly; or what is nearly the same."""
-    if not choices.one_in(4):
+    if not choices.one_in(8):
         return pack(number)
     alike = (pack(float(number)), pack(bool(number)), pack(str(number)), pack([number]))
     longer = b"\xcf" + number.to_bytes(8, "big")
@@ -51,13 +51,13 @@ def strange_number(choices: Choices, number: int) -> bytes:
 def changed_fields(choices: Choices, fields: dict[str, Any]) -> bytes:
     """A map, packed, some of whose values are others, or are missing."""
     packed = {pack(name): pack(value) for name, value in fields.items()}
-    for _ in range(choices.below(3)):
+    for _ in range(max(0, choices.below(4) - 1)):
         name = choices.of(list(packed)) if packed else pack("")
         if choices.one_in(4):
             packed.pop(name, None)
         else:
             packed[name] = choices.of(STRANGE)
-    if choices.one_in(4):
+    if choices.one_in(12):
         packed[choices.of(STRANGE)] = choices.of(STRANGE)
     items = b"".join(name + value for name, value in packed.items())
     return b"\xde" + len(packed).to_bytes(2, "big") + items
@@ -66,7 +66,7 @@ def changed_fields(choices: Choices, fields: dict[str, Any]) -> bytes:
 def mangled(choices: Choices, frames: list[bytes]) -> list[bytes]:
     """A message as it was, mostly; or with other bytes, or another number of frames."""
     frames = list(frames)
-    for _ in range(max(0, choices.below(6) - 2)):
+    for _ in range(max(0, choices.below(8) - 5)):
         place = choices.below(len(frames))
         _MANGLE[choices.below(len(_MANGLE))](choices, frames, place)
         if not frames:

@@ -123,11 +123,12 @@ class _Play:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._stand_by, client)
             await trio.testing.wait_all_tasks_blocked()
-            for _ in range(2):
-                for live in lives:
-                    nursery.start_soon(_expect_named_errors, live, client)
+            for live in lives:
+                nursery.start_soon(_expect_named_errors, live, client)
             await trio.testing.wait_all_tasks_blocked()
             while self._choices.are_left:
+                if self._choices.one_in(6):
+                    nursery.start_soon(_expect_named_errors, self._choices.of(lives), client)
                 self._send_nonsense(client.statistics().submitted)
                 if self._choices.one_in(2):
                     await trio.testing.wait_all_tasks_blocked()
@@ -149,6 +150,8 @@ class _Play:
         if choices.one_in(12):
             number = choices.of([*self._dialect.kinds, 99])
         request_id = self._bystander + 1 + choices.below(known + 2)
+        if not choices.one_in(3):
+            request_id = max(1, known - 1 - choices.below(8))
         fields = choices.of([*_PLAIN[kind], *_BODIES[kind]])
         body = choices.of(STRANGE) if choices.one_in(8) else changed_fields(choices, fields)
         if choices.one_in(8):  # what is like the id of another
@@ -183,7 +186,7 @@ class _Play:
         assert books.submitted == books.in_flight + ended
         assert (books.in_flight, books.aborting, books.undelivered) == (0, 0, 0)
         assert (books.lost, books.connections) == (0, 1)
-        assert not (session._running or session._finishing or session._aborting)
+        assert [session._running, session._finishing, session._aborting] == [{}, {}, {}]
 
 
 async def _expect_named_errors(

@@ -129,10 +129,36 @@ class _Play:
 
     def _nonsense(self) -> Frames:
         choices = self._choices
+        if choices.one_in(2):
+            return list(mangled(choices, list(map(bytes, self._plausible()))))
         frames = list(choices.of(_RECORDED[self._dialect.name]))
         place = choices.below(len(frames))
         frames[place] = self._changed(msgpack.unpackb(frames[place]))
         return list(mangled(choices, frames))
+
+    def _plausible(self) -> Frames:
+        """What makes sense, or nearly: so it leads further."""
+        choices, client = self._choices, self._client
+        request_id = choices.below(8)
+        if self._dialect.can_abort and choices.one_in(4):
+            return client.abort(request_id)
+        params: dict[str, Any] = {"num_tokens_to_generate": choices.below(9)}
+        for _ in range(choices.below(4)):
+            name = choices.of(self._dialect.sampling_fields)
+            params[name] = choices.of([True, 1, 2, 0.5, -1, 2**64 - 1, 1e308, 5e-324, None, ["a"]])
+        prompts: list[Any] = ["a", "abcdef", [1, 2, 3], [255] * 30, [2**63], [True], [[]], "é" * 9]
+        prompt = choices.of(prompts)
+        kind = Kind.SUBMIT_REQUEST
+        others: dict[str, Any] = {}
+        if self._dialect.can_hand_off and choices.one_in(4):
+            kind = Kind.SUBMIT_REQUEST_WITH_KV
+            others = {
+                "kv_meta": choices.of([{}, {"transfer_backend": "embedded", "engine": []}]),
+                "src_block_ids": choices.of([[], [0], [2**64 - 1]]),
+            }
+        elif self._dialect.can_hash_blocks and choices.one_in(2):
+            others["block_hashes"] = choices.of([[], [1, 2], [-1] * 9, [2**64 - 1]])
+        return client.submit(request_id, laid_out(client, prompt, params, kind, **others))
 
     def _changed(self, value: Any) -> bytes:
         """A value, packed, with something in it that is another."""

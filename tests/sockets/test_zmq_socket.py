@@ -259,6 +259,24 @@ async def test_a_message_of_a_thousand_frames_costs_no_more_than_a_few(pair: Pai
     assert after[1:] == [b"next"]
 
 
+async def test_a_message_of_frames_without_end_lets_others_have_their_turn(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draining, "DRAIN_MESSAGES", 1)
+    await pair.connect()
+    pair.dealer.send([b"x"] * 5000)
+    pair.dealer.send([b"next"])
+    messages: list[Frames] = []
+    turns = 0
+    await until(lambda: pair.router.drain(messages.append) or messages)
+    while len(messages) < 2:
+        turns += 1
+        pair.router.drain(messages.append)
+        await trio.lowlevel.checkpoint()
+    assert turns > 5000 / zmq_socket.SKIPPED_AT_ONCE - 2
+    assert messages[1][1:] == [b"next"]
+
+
 async def test_a_large_frame_is_not_copied(pair: Pair) -> None:
     await pair.connect()
     pair.dealer.send([bytes(zmq_socket.COPY_BELOW)])

@@ -29,7 +29,7 @@ MAX_NESTING: Final = 64
 """Levels of lists and maps. MessagePack itself decodes a thousand, which then break `repr`."""
 
 MAX_CONTAINERS: Final = 2**21
-BYTES_OF_CONTAINER: Final = 4
+BYTES_OF_CONTAINER: Final = 3
 """So many lists and maps a value may hold, or one for so many of its bytes, if that is more.
 
 A byte can be an empty list, which takes seventy in memory. No reply is made of such.
