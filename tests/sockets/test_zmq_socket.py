@@ -273,7 +273,7 @@ async def test_a_message_of_frames_without_end_lets_others_have_their_turn(
         turns += 1
         pair.router.drain(messages.append)
         await trio.lowlevel.checkpoint()
-    assert turns > 5000 / zmq_socket.SKIPPED_AT_ONCE - 2
+    assert turns > 15
     assert messages[1][1:] == [b"next"]
 
 
