@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
+from tests.naming import named
 from tests.peers import scripted_coordinator
 from tests.vector_files import read_json
 from tests.waiting import until
@@ -173,7 +174,7 @@ async def test_offload_params_are_refused_where_no_frame_could_carry_them(dialec
         {"block_size_tokens": 16},
         {"prefix_caching_coordinator_policy": PrefixCachingCoordinatorPolicy.LOAD_BALANCED},
     ],
-    ids=str,
+    ids=named,
 )
 def test_hashing_is_refused_where_the_coordinator_hashes_by_itself(
     dialect: str, hashing: dict[str, Any]
@@ -195,7 +196,7 @@ async def test_offload_params_arrive_as_they_are() -> None:
     assert request.message.offload_params == {"trace": "abc", "n": [1, 2], "blob": b"\0"}
 
 
-@pytest.mark.parametrize("offload", [{1: 2}, {"a": object()}, {"a": {1, 2}}], ids=str)
+@pytest.mark.parametrize("offload", [{1: 2}, {"a": object()}, {"a": {1, 2}}], ids=named)
 async def test_offload_params_that_cannot_be_packed_are_refused(
     client: InferenceClient, offload: object
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.naming import named
 from trio_infer.models.scalars import INT64_MAX, INT64_MIN, to_flag, to_float, to_int, to_text
 
 
@@ -37,7 +38,7 @@ class Scalar:
         (INT64_MIN, INT64_MIN),
         (INT64_MAX, INT64_MAX),
     ],
-    ids=repr,
+    ids=named,
 )
 def test_ints(value: object, number: int) -> None:
     assert to_int(value, "x") == number
@@ -56,7 +57,7 @@ def test_ints(value: object, number: int) -> None:
         (None, "NoneType"),
         ([7], "list"),
     ],
-    ids=repr,
+    ids=named,
 )
 def test_what_is_no_int(value: object, kind: str) -> None:
     with pytest.raises(TypeError, match=rf"^x must be an int, not {kind}"):
@@ -85,7 +86,7 @@ def test_ints_that_do_not_fit(value: object) -> None:
         (Fraction(1, 2), 0.5),
         (-0.0, 0.0),
     ],
-    ids=repr,
+    ids=named,
 )
 def test_floats(value: object, number: float) -> None:
     assert to_float(value, "x") == number
@@ -95,7 +96,7 @@ def test_floats(value: object, number: float) -> None:
 @pytest.mark.parametrize(
     ("value", "kind"),
     [(True, "bool"), (np.False_, "bool"), ("0.5", "str"), (None, "NoneType"), (1j, "complex")],
-    ids=repr,
+    ids=named,
 )
 def test_what_is_no_number(value: object, kind: str) -> None:
     with pytest.raises(TypeError, match=rf"^x must be a number, not {kind}"):

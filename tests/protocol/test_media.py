@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.naming import named
 from tests.vector_files import read_vectors
 from trio_infer import UnsupportedByDialect
 from trio_infer.protocol import media as media_module
@@ -98,7 +99,7 @@ def test_the_frame_of_media_holds_what_would_stand_in_the_payload(case: str) -> 
 
 
 @pytest.mark.parametrize("case", NO_MEDIA)
-@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=repr)
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=named)
 def test_no_media_are_no_media_even_where_there_are_none(case: str, dialect: Dialect) -> None:
     assert RECORDED[case]["msgpack_hex"] == "c0"
     assert check_media(input_of(case), dialect) is None
@@ -215,7 +216,7 @@ VIDEO_FIELDS: dict[str, Any] = {
         ("video", list(VIDEO_FIELDS)),
         ("video", list(VIDEO_FIELDS)[::-1]),
     ],
-    ids=str,
+    ids=named,
 )
 def test_tensors_get_the_key_that_engines_compute_in_whatever_order_they_are_given(
     modality: str, names: list[str]
@@ -337,7 +338,7 @@ def test_any_number_of_items_is_packed(count: int) -> None:
         ({"image": b"x", "media_tokens_preexpanded": None}, "must be a bool, not NoneType"),
         ({"image": None, "media_tokens_preexpanded": "yes"}, "must be a bool, not str"),
     ],
-    ids=lambda value: repr(value)[:60],
+    ids=named,
 )
 def test_media_of_a_wrong_type_are_pointed_at(given: Any, complaint: str) -> None:
     with pytest.raises(TypeError, match=complaint):
@@ -369,7 +370,7 @@ def test_media_of_a_wrong_type_are_pointed_at(given: Any, complaint: str) -> Non
         ({"video": {"imgs": IMGS, "num_img_embeddings_per_tile": 4}}, "holds 'num_img_emb"),
         ({"image": {"num_img_embeddings_per_tile": 2**63}}, "must fit signed 64 bits"),
     ],
-    ids=lambda value: repr(value)[:60],
+    ids=named,
 )
 def test_media_that_an_engine_would_ignore_or_mistake_are_refused(
     given: Any, complaint: str
@@ -399,7 +400,7 @@ def test_an_item_larger_than_messagepack_can_count_is_refused(
         ("0.18", {"image": b"x"}, "'0.18' has no image"),
         ("0.18", {"image": []}, "'0.18' has no image"),
     ],
-    ids=str,
+    ids=named,
 )
 def test_media_that_a_release_does_not_know_cannot_be_sent_to_it(
     name: str, given: Any, complaint: str
@@ -414,9 +415,9 @@ def test_media_that_a_release_does_not_know_cannot_be_sent_to_it(
 @pytest.mark.parametrize(
     "given",
     [{}, {"video": None}, {"image": None, "video": None}, {"media_tokens_preexpanded": False}],
-    ids=str,
+    ids=named,
 )
-@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=repr)
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=named)
 def test_a_dict_without_media_is_a_text_request(given: Any, dialect: Dialect) -> None:
     assert check_media(given, dialect) is None
 
@@ -437,7 +438,7 @@ def test_one_may_say_that_nothing_is_expanded_where_nothing_can_be() -> None:
     assert b"".join(media.inline_pieces()) == msgpack.packb({"image": [b"x"]})
 
 
-@pytest.mark.parametrize("number", [np.int64(4), np.uint8(4), np.array(4)], ids=repr)
+@pytest.mark.parametrize("number", [np.int64(4), np.uint8(4), np.array(4)], ids=named)
 def test_the_one_int_may_be_numpys(number: Any) -> None:
     media = checked({"image": {"num_img_embeddings_per_tile": number}})
     assert media.cache_key() == key_of_fields("image", {"num_img_embeddings_per_tile": 4})

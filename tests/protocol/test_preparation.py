@@ -8,6 +8,7 @@ import msgpack
 import numpy as np
 import pytest
 
+from tests.naming import named
 from trio_infer import KVHandoff, SamplingParams, UnsupportedByDialect
 from trio_infer.protocol import preparation as preparation_module
 from trio_infer.protocol.client_codec import ClientCodec
@@ -130,9 +131,7 @@ OF_PREPARE: list[tuple[dict[str, Any], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("given", "error", "complaint"), [*REFUSED, *OF_PREPARE], ids=lambda value: str(value)[:70]
-)
+@pytest.mark.parametrize(("given", "error", "complaint"), [*REFUSED, *OF_PREPARE], ids=named)
 @pytest.mark.usefixtures("nothing_is_packed")
 def test_a_wrong_request_is_refused_before_anything_is_packed(
     given: dict[str, Any], error: type[Exception], complaint: str
@@ -141,9 +140,7 @@ def test_a_wrong_request_is_refused_before_anything_is_packed(
         PREPARATION.prepare(**({"prompt": [1, 2]} | given))
 
 
-@pytest.mark.parametrize(
-    ("given", "error", "complaint"), REFUSED, ids=lambda value: str(value)[:70]
-)
+@pytest.mark.parametrize(("given", "error", "complaint"), REFUSED, ids=named)
 @pytest.mark.usefixtures("nothing_is_packed")
 def test_a_wrong_prefill_is_refused_before_anything_is_packed(
     given: dict[str, Any], error: type[Exception], complaint: str
@@ -179,7 +176,7 @@ LACKING: list[tuple[str, dict[str, Any], str]] = [
         ("0.19", {"sampling_params": SamplingParams(streaming_interval=2)}, "streaming_interval"),
         ("0.18", {"sampling_params": SamplingParams(return_prompt_tokens=True)}, "prompt_tokens"),
     ],
-    ids=str,
+    ids=named,
 )
 @pytest.mark.usefixtures("nothing_is_packed")
 def test_what_a_release_does_not_know_is_not_sent_to_it(
@@ -196,7 +193,7 @@ def test_what_a_release_does_not_know_is_not_sent_to_it(
         ("0.19", {}, "'0.19' has no KV handoff: let one deployment do both"),
         ("0.18", {}, "'0.18' has no KV handoff: let one deployment do both"),
     ],
-    ids=str,
+    ids=named,
 )
 @pytest.mark.usefixtures("nothing_is_packed")
 def test_a_release_that_cannot_hand_off_is_not_asked_to_prefill(
@@ -214,7 +211,7 @@ def test_a_release_that_cannot_hand_off_is_not_asked_to_prefill(
         PrefixHashing(block_size=4),
         PrefixHashing(policy="load_balanced"),
     ],
-    ids=repr,
+    ids=named,
 )
 def test_hashes_that_nobody_would_get_cannot_be_asked_for(
     name: str, hashing: PrefixHashing
@@ -226,11 +223,11 @@ def test_hashes_that_nobody_would_get_cannot_be_asked_for(
 # --- who asks for a handoff, and who goes on from one ---------------------------------------------
 
 
-@pytest.mark.parametrize("dialect", WITH_HANDOFF, ids=repr)
+@pytest.mark.parametrize("dialect", WITH_HANDOFF, ids=named)
 @pytest.mark.parametrize(
     "given",
     [{}, {"sampling_params": SamplingParams()}, {"multi_modal_data": IMAGE}, {"streaming": True}],
-    ids=str,
+    ids=named,
 )
 def test_no_engine_pins_blocks_for_an_ordinary_request(
     given: dict[str, Any], dialect: Dialect
@@ -244,7 +241,7 @@ def test_no_engine_pins_blocks_for_an_ordinary_request(
     assert prepared.asked["streaming"] is given.get("streaming", False)
 
 
-@pytest.mark.parametrize("dialect", WITH_HANDOFF, ids=repr)
+@pytest.mark.parametrize("dialect", WITH_HANDOFF, ids=named)
 @pytest.mark.parametrize(
     ("params", "budget"),
     [
@@ -255,7 +252,7 @@ def test_no_engine_pins_blocks_for_an_ordinary_request(
         (SamplingParams(num_tokens_to_generate=8, do_kv_handoff=True, streaming=True), 8),
         (Foreign(num_tokens_to_generate=8, do_kv_handoff=False), 8),
     ],
-    ids=repr,
+    ids=named,
 )
 def test_a_prefill_asks_for_the_handoff_and_for_one_token_unless_told_otherwise(
     params: Any, budget: int | None, dialect: Dialect
@@ -280,7 +277,7 @@ def test_a_prefill_may_have_media_and_offload_params() -> None:
     assert message.offload_params == {"x": [1, None]}
 
 
-@pytest.mark.parametrize("dialect", WITH_HANDOFF, ids=repr)
+@pytest.mark.parametrize("dialect", WITH_HANDOFF, ids=named)
 def test_a_decode_goes_on_from_the_blocks_it_was_given(dialect: Dialect) -> None:
     blocks: Any = np.array([7, 8])
     handoff = KVHandoff(kv_meta={"peer": ("x", np.int64(3))}, src_block_ids=blocks, request_id=12)
@@ -321,13 +318,13 @@ def test_nothing_that_grows_with_prompt_or_media_stands_in_the_first_frame() -> 
     assert len(small) == len(large) == 5
 
 
-@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=repr)
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=named)
 def test_offload_params_that_are_none_are_none_anywhere(dialect: Dialect) -> None:
     message = arrived(preparation(dialect).prepare("x", offload_params=None), dialect)
     assert message.offload_params is None
 
 
-@pytest.mark.parametrize("offload", [{}, [], 0, False, "", {"a": (1, [2.5, b"x"])}], ids=str)
+@pytest.mark.parametrize("offload", [{}, [], 0, False, "", {"a": (1, [2.5, b"x"])}], ids=named)
 def test_offload_params_arrive_even_if_they_look_like_nothing(offload: Any) -> None:
     message = arrived(PREPARATION.prepare("x", offload_params=offload))
     assert message.offload_params == msgpack.unpackb(msgpack.packb(offload))
@@ -474,7 +471,7 @@ def test_a_light_requests_tensor_may_be_used_anew_at_once() -> None:
     assert arrived(prepared).media == {"imgs": [1.0, 2.0]}
 
 
-@pytest.mark.parametrize("dialect", WITHOUT_HANDOFF, ids=repr)
+@pytest.mark.parametrize("dialect", WITHOUT_HANDOFF, ids=named)
 def test_the_oldest_releases_get_no_parameter_of_a_handoff(dialect: Dialect) -> None:
     prepared = preparation(dialect).prepare("x", streaming=True)
     assert not prepared.asked.get("do_kv_handoff")

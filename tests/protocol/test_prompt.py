@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.naming import named
 from trio_infer.models.scalars import INT64_MAX, INT64_MIN
 from trio_infer.protocol.prompt import coerce_prompt
 
@@ -86,7 +87,7 @@ class Token(enum.IntEnum):
         Tensor((1, 2, 3)),
         list(Token),
     ],
-    ids=repr,
+    ids=named,
 )
 def test_token_ids_come_in_any_form(prompt: Any) -> None:
     ids = coerce_prompt(prompt)
@@ -126,7 +127,7 @@ def test_an_enum_of_prompts_is_sent_as_its_text_not_as_its_name() -> None:
 @pytest.mark.parametrize(
     "prompt",
     ["", [], (), range(0), deque(), Ids(), array.array("i"), np.array([], dtype=int), Tensor([])],
-    ids=repr,
+    ids=named,
 )
 def test_an_empty_prompt_is_refused(prompt: Any) -> None:
     with pytest.raises(ValueError, match="prompt is empty"):
@@ -136,7 +137,7 @@ def test_an_empty_prompt_is_refused(prompt: Any) -> None:
 @pytest.mark.parametrize(
     "prompt",
     [b"text", bytearray(b"text"), memoryview(b"text"), b"", np.bytes_(b"text")],
-    ids=repr,
+    ids=named,
 )
 def test_bytes_are_neither_text_nor_ids(prompt: Any) -> None:
     with pytest.raises(TypeError, match=r"not bytes|not bytearray|not memoryview"):
@@ -172,7 +173,7 @@ def test_bytes_are_neither_text_nor_ids(prompt: Any) -> None:
         ([Tensor([1, 2])], r"prompt\[0\] must be a single value, not Tensor"),
         (Tensor([[1], [2]]), r"prompt\[0\] must be an int, not list"),
     ],
-    ids=repr,
+    ids=named,
 )
 def test_what_is_no_list_of_ids_is_refused_and_pointed_at(prompt: Any, complaint: str) -> None:
     with pytest.raises(TypeError, match=complaint):

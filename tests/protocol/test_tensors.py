@@ -8,6 +8,7 @@ import msgpack
 import numpy as np
 import pytest
 
+from tests.naming import named
 from trio_infer.protocol import tensors
 from trio_infer.protocol.tensors import PACKED_AT_ONCE, as_tensor, pack_tensor
 
@@ -115,7 +116,7 @@ def test_engines_get_the_numbers_and_their_key_however_an_array_lies_in_memory(
         ([0.1, 5e-324, 1.7976931348623157e308], "float64"),
         ([0.1, 6e-8, 65504.0], "float16"),
     ],
-    ids=str,
+    ids=named,
 )
 def test_no_number_is_changed_on_the_way(values: list[Any], dtype: str) -> None:
     check(np.array(values, dtype), dtype)
@@ -166,7 +167,7 @@ PIECEWISE = [
 ]
 
 
-@pytest.mark.parametrize("shape", PIECEWISE, ids=str)
+@pytest.mark.parametrize("shape", PIECEWISE, ids=named)
 def test_a_tensor_packed_in_pieces_is_the_one_packed_at_once(shape: tuple[int, ...]) -> None:
     array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     assert packed(array) == msgpack.packb(array.tolist())
@@ -183,7 +184,7 @@ class Counting(msgpack.Packer):  # type: ignore[misc] # it has no types
         super().pack(value)
 
 
-@pytest.mark.parametrize("shape", PIECEWISE, ids=str)
+@pytest.mark.parametrize("shape", PIECEWISE, ids=named)
 def test_no_piece_is_so_large_that_other_tasks_would_feel_it(
     shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,7 +243,7 @@ def test_a_matrix_ends_though_its_rows_are_matrices_again(monkeypatch: pytest.Mo
         (memoryview(b"bytes"), "a NumPy array or a torch tensor, not memoryview"),
         (np.ndarray, "a NumPy array or a torch tensor, not type"),
     ],
-    ids=lambda value: repr(value)[:40],
+    ids=named,
 )
 def test_what_is_no_array_of_real_numbers_is_refused(array: Any, complaint: str) -> None:
     with pytest.raises(TypeError, match=rf"imgs must .*{complaint}"):

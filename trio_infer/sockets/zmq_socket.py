@@ -8,7 +8,6 @@ otherwise sleep on an edge that has gone. The reader drains before it waits for 
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -226,13 +225,16 @@ class ZmqSocket(Draining):
             self._zmq.disable_monitor()
             self._monitor.close(0)
         if self._bound is not None and not linger:
-            with suppress(zmq.ZMQError):  # such as for want of file descriptors
-                self._unbind(self._bound)
+            self._unbind(self._bound)
         self._zmq.close(LINGER_MS if linger else 0)
 
     def _unbind(self, address: str) -> None:
         """Waits until ZeroMQ's thread has let go of the address: some tenths of a millisecond."""
-        monitor = self._zmq.get_monitor_socket(zmq.EVENT_CLOSED)
+        try:
+            monitor = self._zmq.get_monitor_socket(zmq.EVENT_CLOSED)
+        except zmq.ZMQError:  # such as for want of file descriptors: then it is free a little later
+            self._zmq.disable_monitor()
+            return
         self._zmq.set(zmq.LINGER, 0)
         self._zmq.unbind(address)
         monitor.poll(LINGER_MS)
