@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from tests.cli.programs import started
 from tests.peers import ScriptedCoordinator
+from tests.programs import started
 from trio_infer.sockets import DEALER, ROUTER, Link, ZmqSocket, make_context
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from tests.cli.programs import Program
+    from tests.programs import Program
 
 __all__ = ["HELD", "echo", "echoing_process"]
 

@@ -11,7 +11,7 @@ import pytest
 import trio
 import zmq
 
-from tests.cli.programs import Program, in_terminal, started
+from tests.programs import Program, in_terminal, started
 from trio_infer import InferenceClient, SamplingParams, open_client
 from trio_infer.embedded import open_coordinator
 

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from tests.cli.endless import Endless, far
-from tests.cli.programs import Result, run, started
+from tests.programs import Result, run, started
 from trio_infer.embedded import open_coordinator
 
 if TYPE_CHECKING:

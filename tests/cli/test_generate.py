@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from tests.cli.programs import in_terminal, run, started
+from tests.programs import in_terminal, run, started
 from trio_infer import SamplingParams, open_client
 from trio_infer.embedded import open_coordinator
 

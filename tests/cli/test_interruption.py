@@ -10,8 +10,8 @@ import pytest
 import trio
 
 from tests.cli.endless import Endless, far, idle
-from tests.cli.programs import in_terminal, started
 from tests.peers import ScriptedCoordinator, scripted_coordinator
+from tests.programs import in_terminal, started
 from trio_infer.embedded import open_coordinator
 from trio_infer.protocol.dialect import Kind
 

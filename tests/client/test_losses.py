@@ -17,9 +17,9 @@ import pytest
 import trio
 import trio.lowlevel
 
-from tests.cli.programs import started
 from tests.echoing import HELD, echo, echoing_process
 from tests.peers import ScriptedCoordinator, free_address, scripted_coordinator
+from tests.programs import started
 from tests.relay import Relay
 from tests.strangers import hang_up, listener, nobody, one_that_never_acks, stay_silent
 from tests.waiting import until
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from contextlib import AbstractAsyncContextManager
 
-    from tests.cli.programs import Program
+    from tests.programs import Program
 
 LONG = SamplingParams(num_tokens_to_generate=100_000, termination_id=-1)
 

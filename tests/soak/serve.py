@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import trio
 
-from tests.cli.programs import started
+from tests.programs import started
 from tests.soak.belongings import take_stock, threads_that_idle_end
 from trio_infer.embedded import Faults, open_coordinator
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from tests.cli.programs import Program
+    from tests.programs import Program
 
 __all__ = ["Peer", "peer_process"]
 

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import pytest
 
-from tests.cli.programs import run
+from tests.programs import run
 from tests.soak.belongings import OTHER_OBJECTS, RESIDENT_BYTES, Belongings
 
 SHORT = ("--requests", "4000", "--at-once", "100", "--intervals", "4")
