@@ -11,13 +11,10 @@ import itertools
 import logging
 import sys
 import time
-from typing import TYPE_CHECKING
 
 from tests.chaos.rehearsal import Report
 from tests.chaos.running import NETWORKS, rehearse_once
-
-if TYPE_CHECKING:
-    from collections import Counter
+from tests.listing import listed
 
 
 def main() -> int:
@@ -53,11 +50,6 @@ def rehearse_for(seconds: float, network: str, first_seed: int) -> None:
     print(f"{network}: {runs:,} rehearsals held")
     print(f"  {total.outcomes.total():,} requests: {listed(total.outcomes)}")
     print(f"  {total.faults.total():,} faults: {listed(total.faults)}", flush=True)
-
-
-def listed(counts: Counter[str]) -> str:
-    """What there was, the most frequent first."""
-    return ", ".join(f"{count:,} {name}" for name, count in counts.most_common())
 
 
 if __name__ == "__main__":

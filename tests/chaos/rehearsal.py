@@ -14,9 +14,9 @@ from functools import partial
 import attrs
 import trio
 
+from tests.books import check_books
 from tests.chaos.site import Site
 from trio_infer import (
-    ClientStatistics,
     Completion,
     ConnectionLost,
     InferenceClient,
@@ -121,19 +121,6 @@ async def check_calm(coordinator: EmbeddedCoordinator, texts: Texts, unreleased:
     assert statistics.submitted == statistics.completed + statistics.failed + statistics.lost
 
 
-def check_left(client: InferenceClient) -> None:
-    """Checks a client that has been left."""
-    statistics = client.statistics()
-    assert statistics.in_flight == statistics.waiting == 0
-    assert statistics.submitted == ended(statistics)
-    assert client._exchange._session.owners() == []
-    assert client._exchange._scopes == 0
-
-
-def ended(statistics: ClientStatistics) -> int:
-    return statistics.completed + statistics.failed + statistics.aborted + statistics.lost
-
-
 class _User:
     """One client after another, and the tasks that use it."""
 
@@ -168,7 +155,7 @@ class _User:
                         nursery.cancel_scope.deadline = trio.current_time() + self._a_while()
                     for index, rng in enumerate(rngs):
                         nursery.start_soon(self._work, client, rng, left, index)
-            check_left(client)
+            check_books(client)
             self.unreleased += client.statistics().unreleased
 
     def _a_while(self) -> float:

@@ -17,6 +17,7 @@ import pytest
 import trio
 import trio.lowlevel
 
+from tests.books import check_books
 from tests.echoing import HELD, echo, echoing_process
 from tests.peers import ScriptedCoordinator, free_address, scripted_coordinator
 from tests.programs import started
@@ -90,15 +91,6 @@ class Requests:
         completion = await self._client.generate(prompt)
         assert completion.generated_text == prompt
         self.answers.append(prompt)
-
-
-def check_books(client: InferenceClient, **expected: int) -> None:
-    """Every request has ended, in one way; in which, and how often, the test may know."""
-    statistics = client.statistics()
-    ended = statistics.completed + statistics.failed + statistics.aborted + statistics.lost
-    assert statistics.submitted == ended
-    assert (statistics.in_flight, statistics.waiting, statistics.aborting) == (0, 0, 0)
-    assert {name: getattr(statistics, name) for name in expected} == expected
 
 
 NEW = [f"new {number}" for number in range(20)]

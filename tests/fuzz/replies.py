@@ -13,10 +13,11 @@ import attrs
 import trio
 import trio.testing
 
-from tests.chaos.running import scheduled_by
+from tests.books import check_books
 from tests.fuzz.choices import Choices
 from tests.fuzz.nonsense import STRANGE, changed_fields, mangled, named_id, strange_number
 from tests.peers import finished
+from tests.scheduling import scheduled_by
 from tests.vector_files import file_names, read_frame
 from trio_infer import (
     ClientStatistics,
@@ -102,7 +103,7 @@ class _Play:
                         address, dialect=self._dialect.name, deserialize=self._deserialize
                     ) as client:
                         await self._serve(client)
-                        self._check(client)
+                        check_books(client, undelivered=0, lost=0, connections=1)
                     nursery.cancel_scope.cancel()
         finally:
             self._peer.close()
@@ -179,14 +180,6 @@ class _Play:
         if self._dialect.can_stream:
             self._send(self._codec.partial(self._bystander, {"new_tokens": [5]}))
         self._send(self._codec.reply(self._bystander, finished([5, 6])))
-
-    def _check(self, client: _Client) -> None:
-        books, session = client.statistics(), client._exchange._session
-        ended = books.completed + books.failed + books.aborted + books.lost
-        assert books.submitted == books.in_flight + ended
-        assert (books.in_flight, books.aborting, books.undelivered) == (0, 0, 0)
-        assert (books.lost, books.connections) == (0, 1)
-        assert [session._running, session._finishing, session._aborting] == [{}, {}, {}]
 
 
 async def _expect_named_errors(

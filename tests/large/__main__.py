@@ -11,12 +11,12 @@ import gc
 import multiprocessing
 import random
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import trio
 
 from tests.large.peer import LARGE_REPLY, serve
+from tests.soak.belongings import resident
 from trio_infer import InferenceClient, open_client
 
 if TYPE_CHECKING:
@@ -28,10 +28,9 @@ HASHING: dict[str, Any] = {
 }
 
 
-def resident() -> int:
-    """Megabytes of memory that this process has now."""
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * 4096 // 10**6
+def megabytes() -> int:
+    """How much memory this process has now."""
+    return resident() // 10**6
 
 
 async def measure(
@@ -48,7 +47,7 @@ async def measure(
             await trio.sleep(0.001)
             now = time.perf_counter()
             longest, last, turns = max(longest, now - last), now, turns + 1
-            peak = max(peak, resident()) if turns % 20 == 0 else peak
+            peak = max(peak, megabytes()) if turns % 20 == 0 else peak
 
     async def ask() -> None:
         nonlocal served
@@ -57,7 +56,7 @@ async def measure(
             served += 1
 
     gc.collect()
-    before = resident()
+    before = megabytes()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(take_turns)
         nursery.start_soon(ask)
@@ -73,7 +72,7 @@ async def measure(
     print(
         f"{name}: {whole:.2f} s, {counts[0]} others served, longest standstill "
         f"{counts[1]:.3f} s ({counts[1] / whole:.0%}); memory {before} MB before, "
-        f"{max(peak, before)} at most, {resident()} after",
+        f"{max(peak, before)} at most, {megabytes()} after",
         flush=True,
     )
 

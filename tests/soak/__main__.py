@@ -7,15 +7,12 @@ import logging
 import sys
 import time
 from functools import partial
-from typing import TYPE_CHECKING
 
 import trio
 
+from tests.listing import listed
 from tests.soak.belongings import threads_that_idle_end
 from tests.soak.rehearsal import soak
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 def main() -> int:
@@ -42,12 +39,6 @@ def main() -> int:
     for process, growth in report.growth.items():
         print(f"growth in the {process}'s process: {listed(growth)}")
     return 0
-
-
-def listed(counts: Mapping[str, int]) -> str:
-    """What there was, the most frequent first."""
-    pairs = sorted(counts.items(), key=lambda pair: -pair[1])
-    return ", ".join(f"{count:,} {name}" for name, count in pairs)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import trio
 
 from tests.waiting import until
 
-__all__ = ["Belongings", "take_stock", "threads_that_idle_end"]
+__all__ = ["Belongings", "resident", "take_stock", "threads_that_idle_end"]
 
 RESIDENT_BYTES = 16 * 2**20
 """So much more memory may be resident: what the allocator keeps differs from time to time."""
@@ -85,7 +85,7 @@ async def take_stock() -> Belongings:
         descriptors=_entries("/proc/self/fd"),
         threads=_entries("/proc/self/task"),
         tasks=trio.lowlevel.current_statistics().tasks_living,
-        resident=_resident(),
+        resident=resident(),
     )
 
 
@@ -97,5 +97,6 @@ def _entries(directory: str) -> int:
     return sum(1 for _ in Path(directory).iterdir())
 
 
-def _resident() -> int:
+def resident() -> int:
+    """Bytes of memory that this process has now."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from tests.chaos.rehearsal import check_left
+from tests.books import check_books
 from tests.soak.belongings import Belongings, take_stock
 from tests.soak.serve import Peer, peer_process
 from tests.waiting import until
@@ -101,11 +101,8 @@ def _growth(before: list[Belongings], now: list[Belongings]) -> dict[str, dict[s
 
 def _counted(client: InferenceClient) -> Counter[str]:
     """The counters of a client that is done with all its requests."""
-    check_left(client)
-    assert not client._exchange._session._aborting
-    statistics = client.statistics()
-    assert statistics.connections == 1
-    return Counter(attrs.asdict(statistics))
+    check_books(client, connections=1)
+    return Counter(attrs.asdict(client.statistics()))
 
 
 async def _ask(peer: Peer, report: Report) -> Belongings:
