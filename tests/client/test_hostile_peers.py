@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 import pytest
+import trio
 
 from tests.peers import ScriptedCoordinator, finished, scripted_coordinator
 from tests.waiting import until
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 LONG = SamplingParams(num_tokens_to_generate=1000)
 GOOD = pack(finished([2]))
+PARTIAL = Kind.ENGINE_REPLY_PARTIAL
 
 
 def message(dialect: Dialect, head: bytes, body: bytes = GOOD) -> Frames:
@@ -71,6 +73,9 @@ BLAMELESS: dict[str, Callable[[Dialect], Frames]] = {
     "a head cut short": lambda dialect: [reply(dialect)[0][:2]],
     "a head that declares too much": lambda dialect: reply(dialect, b"\xdd\xff\xff\xff\xff"),
     "a second end of the handshake": lambda dialect: [pack([dialect.headers[Kind.CONNECT_ACK]])],
+    "an end of the handshake with something in it": lambda dialect: [
+        pack([dialect.headers[Kind.CONNECT_ACK], 0])
+    ],
 }
 BLAMED: dict[str, Callable[[Dialect], Frames]] = {
     "a frame too many": lambda dialect: [*reply(dialect), b"\x80"],
@@ -80,6 +85,11 @@ BLAMED: dict[str, Callable[[Dialect], Frames]] = {
         GOOD,
     ],
     "no body": lambda dialect: [pack([dialect.headers[Kind.ENGINE_REPLY], 0])],
+    "no body of a partial result": lambda dialect: [
+        pack(
+            [dialect.headers.get(Kind.ENGINE_REPLY_PARTIAL, dialect.headers[Kind.ENGINE_REPLY]), 0]
+        )
+    ],
     "a body cut short": cut,
     "bytes behind the body": lambda dialect: reply(dialect, body=GOOD + b"\xc0"),
     "an empty body": lambda dialect: reply(dialect, body=b""),
@@ -151,6 +161,47 @@ async def test_what_a_newer_release_may_add_is_kept_whatever_its_type(dialect: s
         assert (await stream.result()).extra == news
 
 
+async def test_a_partial_that_makes_no_sense_fails_its_request_and_aborts_it(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    async with client.stream("bad", LONG) as bad, client.stream("good", LONG) as good:
+        bad_submission, good_submission = [await coordinator.submission() for _ in range(2)]
+        coordinator.partial(bad_submission, [1])
+        coordinator.partial(bad_submission, [2], new_tokens="two")
+        coordinator.partial(good_submission, [3])
+        assert (await good.receive()).tokens == [3]
+        assert (await bad.receive()).tokens == [1]
+        with pytest.raises(RemoteProtocolError):
+            await bad.receive()
+        with pytest.raises(RemoteProtocolError):
+            await bad.result()
+        assert (await coordinator.abort()).id == bad_submission.id
+        coordinator.reply(good_submission, [3])
+        await good.result()
+    statistics = client.statistics()
+    assert (statistics.failed, statistics.completed, statistics.malformed) == (1, 1, 1)
+    assert statistics.submitted == 2
+
+
+async def test_a_final_that_makes_no_sense_fails_its_request_without_an_abort(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    async with trio.open_nursery() as nursery:
+
+        async def generate() -> None:
+            with pytest.raises(RemoteProtocolError):
+                await client.generate("hi")
+
+        nursery.start_soon(generate)
+        coordinator.reply(await coordinator.submission(), [], status=7)
+    async with client.stream("marker"):
+        pass
+    await coordinator.submission()
+    assert (await coordinator.abort()).id == 1
+    statistics = client.statistics()
+    assert (statistics.failed, statistics.completed, statistics.malformed) == (1, 0, 1)
+
+
 @pytest.mark.parametrize("dialect", [name for name, row in DIALECTS.items() if row.can_stream])
 async def test_a_final_that_contradicts_its_partials_costs_its_request(dialect: str) -> None:
     async with (
@@ -169,6 +220,21 @@ async def test_a_final_that_contradicts_its_partials_costs_its_request(dialect: 
         assert (await other.result()).generated_tokens == [1, 2, 3]
         books = client.statistics()
         assert (books.failed, books.completed, books.malformed) == (1, 1, 1)
+
+
+async def test_replies_that_come_twice_are_counted_and_dropped(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    async with client.stream("hi") as stream:
+        submission = await coordinator.submission()
+        coordinator.reply(submission, [1])
+        coordinator.reply(submission, [1])
+        coordinator.send(submission.client, coordinator.partial_frames(submission, [1]))
+        assert (await stream.result()).generated_tokens == [1]
+    async with client.stream("marker") as stream:
+        coordinator.reply(await coordinator.submission(), [1])
+        await stream.result()
+    assert client.statistics().discarded == 2
 
 
 async def test_partials_without_end_that_nobody_reads_fail_their_request_at_a_limit(
@@ -205,6 +271,21 @@ async def test_partials_that_are_read_meet_no_limit(
             assert (await stream.receive()).tokens == [7]
         coordinator.reply(submission, [7] * 200)
         assert (await stream.result()).generated_tokens == [7] * 200
+
+
+async def test_a_flood_of_nonsense_is_logged_at_a_bounded_rate(
+    coordinator: ScriptedCoordinator,
+    client: InferenceClient,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with client.stream("hi") as stream:
+        submission = await coordinator.submission()
+        for _ in range(5000):
+            coordinator.send(submission.client, [b"\xc1"])
+        coordinator.reply(submission, [1])
+        await stream.result()
+    assert client.statistics().malformed == 5000
+    assert 10 <= len(caplog.records) < 20
 
 
 async def test_a_flood_for_ids_never_sent_is_counted_and_not_logged(

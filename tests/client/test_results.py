@@ -182,3 +182,24 @@ async def test_what_the_client_hashed_decides_and_not_what_the_coordinator_would
 async def test_an_embedded_coordinator_without_a_cache_finds_nothing() -> None:
     async with open_coordinator() as coordinator, open_client(coordinator.address) as client:
         assert [await generated(client, [1] * 300) for _ in range(2)] == [0, 0]
+
+
+async def test_a_failed_request_raises_with_the_engines_reasons(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    event = {
+        "timestamp": 1.0,
+        "type": "ERROR_TRANSIENT",
+        "payload": {"type": "OutOfBlocks", "message": "try again"},
+    }
+    async with client.stream("hi") as stream:
+        submission = await coordinator.submission()
+        coordinator.reply(submission, [], status="FAILED", events=[event])
+        with pytest.raises(RequestFailed, match="OutOfBlocks: try again") as caught:
+            await stream.result()
+        assert caught.value.retryable
+        assert caught.value.completion.finish_reason == "error"
+        with pytest.raises(RequestFailed):
+            await stream.receive()
+    statistics = client.statistics()
+    assert (statistics.failed, statistics.completed, statistics.malformed) == (1, 0, 0)
