@@ -34,7 +34,7 @@ import trio
 from .errors import LocalProtocolError
 from .models.scalars import to_flag, to_int
 from .protocol.dialect import Kind
-from .signals import CLOSED
+from .transport import CLOSED
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping

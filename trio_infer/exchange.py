@@ -283,7 +283,7 @@ class Exchange:
         return self._leaving
 
     @property
-    def reason(self) -> str:
+    def cause(self) -> str:
         """Why there is no connection."""
         return self._transport.cause
 

@@ -21,7 +21,7 @@ from .errors import RemoteProtocolError
 from .protocol.conversion import handoff_of
 from .protocol.packing import MalformedMessage
 from .protocol.unpacking import unpack_field
-from .signals import CLOSED
+from .transport import CLOSED
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -110,9 +110,9 @@ class Lifetime:
         with trio.move_on_after(seconds) as scope:
             await self.exchange.wait_up()
         if scope.cancelled_caught:
-            reason = self.exchange.reason
+            cause = self.exchange.cause
             msg = (
-                f"no handshake with {self._address} within {seconds:g} s: {reason} "
+                f"no handshake with {self._address} within {seconds:g} s: {cause} "
                 f"(dialect {self.exchange.dialect.name!r})"
             )
             raise ConnectTimeout(msg)

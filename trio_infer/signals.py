@@ -15,6 +15,7 @@ import trio
 
 from .errors import ConnectionLost
 from .sockets import Home, NotConnected
+from .transport import CLOSED
 
 if TYPE_CHECKING:
     from .protocol.client_codec import ClientCodec
@@ -22,11 +23,9 @@ if TYPE_CHECKING:
     from .protocol.packing import Frames
     from .transport import Transport
 
-__all__ = ["CLOSED", "Held", "Signals"]
+__all__ = ["Held", "Signals"]
 
 _logger: Final = logging.getLogger(__name__)
-
-CLOSED: Final = "the client is closed"
 
 
 @attrs.frozen(eq=False)

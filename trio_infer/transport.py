@@ -49,7 +49,7 @@ BACKOFF_SECONDS: Final = (0.05, 2.0)
 RETRY_SECONDS: Final = 0.3
 """How long ZeroMQ may take to say that it would try again: microseconds, by its own thread."""
 
-CLOSED: Final = "closed"
+CLOSED: Final = "the client is closed"
 NO_ANSWER: Final = "no answer"
 NO_ACK: Final = "no answer to CONNECT"
 GONE: Final = "the peer is gone"
@@ -192,7 +192,6 @@ class Transport:
 
     Attributes:
         connections: how many times a handshake succeeded.
-        reason: why the last attempt or connection ended.
     """
 
     address: str
@@ -201,7 +200,7 @@ class Transport:
     network: Network
     listener: Listener
     connections: int = 0
-    reason: str = "no answer"
+    _reason: str = NO_ANSWER  # of the end of the last attempt or connection
     _current: _Connection | None = None
     _closed: bool = False
     _turned: trio.Event = attrs.field(factory=trio.Event)
@@ -219,8 +218,8 @@ class Transport:
     @property
     def cause(self) -> str:
         """Why there is no connection: how the last one ended, or how far the first has come."""
-        first = self._current if self.reason == NO_ANSWER else None
-        return self.reason if first is None else first.reason
+        first = self._current if self._reason == NO_ANSWER else None
+        return self._reason if first is None else first.reason
 
     def send(self, frames: Frames) -> None:
         """Hands a message to the connection, whole.
@@ -241,8 +240,7 @@ class Transport:
         while not self._closed and not self.is_up:
             await self._turned.wait()
         if self._closed:
-            msg = "the client is closed"
-            raise trio.ClosedResourceError(msg)
+            raise trio.ClosedResourceError(CLOSED)
 
     async def wait_answered(self) -> None:  # noqa: ASYNC910 - may not have to wait
         """Returns when no answer to a CONNECT is owed, at once if none is."""
@@ -278,13 +276,13 @@ class Transport:
             try:
                 await self._connect_once()
             except ConnectError as error:  # want of descriptors, say: that may pass
-                self.reason = str(error)
+                self._reason = str(error)
             if self.connections > before:
                 pauses = backoff()
                 told = {CLOSED}
-            elif self.reason not in told:
-                told.add(self.reason)
-                _logger.warning("no connection to %s: %s", self.address, self.reason)
+            elif self._reason not in told:
+                told.add(self._reason)
+                _logger.warning("no connection to %s: %s", self.address, self._reason)
             await trio.sleep(next(pauses))
 
     async def _connect_once(self) -> None:
@@ -303,9 +301,9 @@ class Transport:
         finally:
             is_alive = connection.state is not _State.DOWN
             connection.fail(CLOSED)
-            self.reason = connection.reason
+            self._reason = connection.reason
             self._current = None
             socket.close(linger=is_alive)
-            _logger.debug("connection to %s ended: %s", self.address, self.reason)
+            _logger.debug("connection to %s ended: %s", self.address, self._reason)
             if self.connections > was_up:
-                self.listener.on_lost(self.reason)
+                self.listener.on_lost(self._reason)

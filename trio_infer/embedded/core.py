@@ -41,10 +41,7 @@ _Result = TypeVar("_Result")
 
 @attrs.define
 class _Route:
-    """Whose a request is (nobody's, once they have left), its id there, and its engine.
-
-    And how many replies it has had.
-    """
+    """Whose a request is (nobody's, once they have left), its id there, its engine, its replies."""
 
     identity: bytes | None
     client_id: int
