@@ -49,7 +49,8 @@ class Faults:
         drop: that a reply is lost.
         drop_acks: that the answer to a client's handshake is lost.
         duplicate: that a reply is sent twice.
-        corrupt: that some bytes of a reply are others. Never those that say whose it is.
+        corrupt: that some bytes of a reply are others. It may not say any more whose it is, but
+            never says that it is another request's.
         delay: that a reply is held back, and with it those behind it.
         delay_seconds: for how long, at least and at most.
         reorder: that a reply is overtaken by the next ones to its client's other requests. If none

@@ -48,7 +48,8 @@ class NotConnected(Exception):
 class ZmqSocket(Draining):
     """A socket of either role, for one task that reads it and any number that send.
 
-    Every method but the two coroutines is synchronous and never blocks.
+    Every method but the two coroutines is synchronous and never blocks, but for `close` where it
+    has to wait until an address is free.
 
     Args:
         socket_type: `DEALER` or `ROUTER`.
