@@ -430,6 +430,8 @@ async def test_a_second_reader_is_refused_and_the_first_loses_nothing(
             for _ in range(2):  # the refusal gives the first one's turn to nobody
                 with pytest.raises(trio.BusyResourceError):
                     await read(stream)
+            if first == "finish_early":
+                await coordinator.abort()
             coordinator.partial(submission, [1])
             coordinator.reply(submission, [1, 2])
         if first == "receive":
