@@ -181,15 +181,18 @@ class Exchange:
             self._send_abort(request_id)
 
     @trio.lowlevel.enable_ki_protection
-    def fail(self, request_id: int, *, finished: bool, heir: Inbox | None) -> None:
+    def fail(
+        self, request_id: int, error: MalformedMessage, *, finished: bool, heir: Inbox | None
+    ) -> None:
         """A body that came for the request made no sense, so it has failed.
 
         Args:
             request_id: whose body it was.
+            error: what was wrong with it.
             finished: whether the final reply has come; if not, the request is aborted.
             heir: who gets the final reply then, if anybody.
         """
-        self._malformed += 1
+        self.note_malformed(error)
         if finished:
             self.recount_as_failed()
         elif self._session.fail(request_id, heir):

@@ -153,7 +153,8 @@ class Reception(Generic[ResultT]):
             self._put(body)
         else:
             msg = f"more than {MAX_UNREAD_BYTES} bytes of partial results that nobody has read"
-            self._exchange.fail(self.request_id, finished=False, heir=self.heir)
+            error = MalformedMessage(msg)
+            self._exchange.fail(self.request_id, error, finished=False, heir=self.heir)
             self._end(_Broken(lambda _: RemoteProtocolError(msg)))
 
     def final(self, body: Frame) -> None:
@@ -326,5 +327,5 @@ class Reception(Generic[ResultT]):
         message, self._unpacking = str(error), None
         self._make_error = lambda _: RemoteProtocolError(message)
         finished = self._final_came and not self.aborted
-        self._exchange.fail(self.request_id, finished=finished, heir=self.heir)
+        self._exchange.fail(self.request_id, error, finished=finished, heir=self.heir)
         self.ended = True

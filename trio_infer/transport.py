@@ -46,6 +46,9 @@ LINK_SECONDS: Final = 10.0
 BACKOFF_SECONDS: Final = (0.05, 2.0)
 """The pause before the first new attempt, and the longest."""
 
+LASTED_SECONDS: Final = 2.0
+"""A connection that breaks before that counts as a failed attempt: the next one may do the same."""
+
 RETRY_SECONDS: Final = 0.3
 """How long ZeroMQ may take to say that it would try again: microseconds, by its own thread."""
 
@@ -99,6 +102,7 @@ class _Connection:
     came_up: Callable[[], None]
     state: _State = _State.LINKING
     reason: str = NO_ANSWER  # of its end, or, before that, what its end would mean
+    up_since: float | None = None
     changed: trio.Event = attrs.field(factory=trio.Event)
     retried: trio.Event = attrs.field(factory=trio.Event)
 
@@ -143,6 +147,7 @@ class _Connection:
             self.listener.on_malformed(error)
             return
         if message.kind is Kind.CONNECT_ACK and self.state is _State.GREETED:
+            self.up_since = trio.current_time()
             self.move(_State.UP)
             self.came_up()
         else:
@@ -272,25 +277,26 @@ class Transport:
         while True:
             if self._closed:
                 await trio.sleep_forever()  # there is nothing to greet anybody for
-            before = self.connections
+            lasted: float | None = None
             try:
-                await self._connect_once()
+                lasted = await self._connect_once()
             except ConnectError as error:  # want of descriptors, say: that may pass
                 self._reason = str(error)
-            if self.connections > before:
-                pauses = backoff()
+            if lasted is not None:
                 told = {CLOSED}
+                if lasted >= LASTED_SECONDS:
+                    pauses = backoff()
             elif self._reason not in told:
                 told.add(self._reason)
                 _logger.warning("no connection to %s: %s", self.address, self._reason)
             await trio.sleep(next(pauses))
 
-    async def _connect_once(self) -> None:
+    async def _connect_once(self) -> float | None:
+        """Connects, and returns how long the connection was up; None if it did not come up."""
         socket = self.network.socket(DEALER, self.link)
         connection = self._current = _Connection(
             socket, self.codec, self.listener, came_up=self._came_up
         )
-        was_up = self.connections
         try:
             socket.connect(self.address)
             async with trio.open_nursery() as nursery:
@@ -305,5 +311,6 @@ class Transport:
             self._current = None
             socket.close(linger=is_alive)
             _logger.debug("connection to %s ended: %s", self.address, self._reason)
-            if self.connections > was_up:
+            if connection.up_since is not None:
                 self.listener.on_lost(self._reason)
+        return None if connection.up_since is None else trio.current_time() - connection.up_since

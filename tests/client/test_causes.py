@@ -216,9 +216,9 @@ async def test_each_cause_is_logged_once_until_the_connection_is_up_again(
     attempts: list[None] = []
     connect_once = Transport._connect_once
 
-    async def counted(transport: Transport) -> None:
+    async def counted(transport: Transport) -> float | None:
         attempts.append(None)
-        await connect_once(transport)
+        return await connect_once(transport)
 
     async def five_attempts() -> None:
         wanted = len(attempts) + 5

@@ -349,15 +349,16 @@ async def test_a_client_left_before_its_first_connection_makes_none(
     assert made == []
 
 
-async def test_a_connection_that_came_up_makes_the_next_pause_short_again(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("lasted", "starts"), [(2.0, [0, 1]), (1.9, [0])])
+async def test_a_connection_that_lasted_makes_the_next_pause_short_again(
+    monkeypatch: pytest.MonkeyPatch, lasted: float, starts: list[int]
 ) -> None:
     """Attempts fail twice, succeed once, fail twice: the pauses begin anew behind the success."""
-    outcomes = iter([False, False, True, False, False])
+    outcomes = iter([None, None, lasted, None, None])
     started: list[int] = []
 
-    async def connect_once(transport: Transport) -> None:
-        transport.connections += next(outcomes)
+    async def connect_once(transport: Transport) -> float | None:
+        return next(outcomes)
 
     def count_starts() -> Iterator[float]:
         started.append(len(started))
@@ -370,7 +371,7 @@ async def test_a_connection_that_came_up_makes_the_next_pause_short_again(
         transport = Transport("tcp://h:1", codec, Link(), ZmqNetwork(context), listener=Deaf())
         with pytest.raises((StopIteration, RuntimeError)):
             await transport.run()
-    assert started == [0, 1]
+    assert started == starts
 
 
 async def test_a_connection_that_breaks_in_the_tick_of_its_ack_is_told_of(

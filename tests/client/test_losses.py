@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 import trio.lowlevel
+import trio.testing
 
 from tests.books import check_books
 from tests.echoing import HELD, echo, echoing_process
@@ -26,6 +27,7 @@ from tests.strangers import hang_up, listener, nobody, one_that_never_acks, stay
 from tests.waiting import until
 from trio_infer import ConnectionLost, InferenceClient, SamplingParams, open_client
 from trio_infer import transport as transport_module
+from trio_infer.embedded import open_coordinator
 from trio_infer.protocol.dialect import Kind
 from trio_infer.transport import Transport
 
@@ -215,10 +217,10 @@ async def test_clients_get_their_own_replies_where_a_restarted_coordinator_swaps
     address = free_address()
     connect_once = Transport._connect_once
 
-    async def connect_after_the_other(transport: Transport) -> None:
+    async def connect_after_the_other(transport: Transport) -> float | None:
         if transport is one._exchange._transport:
             await until(lambda: other.statistics().connections == 2)
-        await connect_once(transport)
+        return await connect_once(transport)
 
     async with echoing_process(address) as first, open_client(address) as one:
         async with open_client(address) as other:
@@ -339,6 +341,23 @@ async def test_a_client_whose_coordinator_is_away_sleeps_between_its_attempts(
     assert max(counts[1:]) < 40
 
 
+async def test_a_coordinator_that_breaks_each_connection_is_not_overrun(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async def die_of_each_client() -> None:
+        while True:
+            async with open_coordinator(bind="memory://flaps") as coordinator:
+                await coordinator.wait_until(lambda: coordinator.statistics().clients > 0)
+                coordinator.die()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(die_of_each_client)
+        async with open_client("memory://flaps", connect_timeout=None) as client:
+            await trio.sleep(100)
+            assert 50 < client.statistics().connections < 120
+        nursery.cancel_scope.cancel()
+
+
 @AWAY
 async def test_a_client_whose_coordinator_is_away_does_not_grow(
     stranger: Callable[[str], AbstractAsyncContextManager[ScriptedCoordinator | None]],
@@ -375,10 +394,10 @@ class Attempts:
         self._wanted, self._made = trio.Semaphore(0), trio.Semaphore(0)
         connect_once = Transport._connect_once
 
-        async def connect_when_wanted(transport: Transport) -> None:
+        async def connect_when_wanted(transport: Transport) -> float | None:
             await self._wanted.acquire()
             try:
-                await connect_once(transport)
+                return await connect_once(transport)
             finally:
                 self._made.release()
 
