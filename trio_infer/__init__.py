@@ -13,10 +13,14 @@ from .errors import ProtocolError as ProtocolError
 from .errors import RemoteProtocolError as RemoteProtocolError
 from .errors import RequestFailed as RequestFailed
 from .errors import UnsupportedByDialect as UnsupportedByDialect
+from .groups import RequestGroup as RequestGroup
 from .models import ClientStatistics as ClientStatistics
 from .models import Completion as Completion
 from .models import EpochSpan as EpochSpan
+from .models import GenerateRequest as GenerateRequest
 from .models import KVHandoff as KVHandoff
+from .models import Outcome as Outcome
+from .models import Prompt as Prompt
 from .models import RequestEvent as RequestEvent
 from .models import SamplingParams as SamplingParams
 from .models import SupportsSerialize as SupportsSerialize
@@ -27,7 +31,6 @@ from .opening import open_client as open_client
 from .protocol.dialect import Dialect as Dialect
 from .protocol.dialects import DIALECTS as DIALECTS
 from .protocol.hashing import PrefixCachingCoordinatorPolicy as PrefixCachingCoordinatorPolicy
-from .protocol.prompt import Prompt as Prompt
 from .sockets import SocketOptions as SocketOptions
 from .streams import CompletionStream as CompletionStream
 
@@ -43,16 +46,19 @@ __all__ = [
     "Dialect",
     "EngineControl",
     "EpochSpan",
+    "GenerateRequest",
     "InferenceClient",
     "InferenceError",
     "KVHandoff",
     "LocalProtocolError",
+    "Outcome",
     "PrefixCachingCoordinatorPolicy",
     "Prompt",
     "ProtocolError",
     "RemoteProtocolError",
     "RequestEvent",
     "RequestFailed",
+    "RequestGroup",
     "SamplingParams",
     "SocketOptions",
     "SupportsSerialize",

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, Generic
 import trio
 
 from .engines import EngineControl
+from .groups import RequestGroup
 from .handoff import Heir, Prefill
 from .models.result import ResultT
-from .models.scalars import UINT64_MAX, to_int
+from .models.scalars import UINT64_MAX, to_int, to_limit
 from .protocol.dialect import Kind
 from .request import Request
 from .streams import CompletionStream
@@ -23,12 +24,12 @@ if TYPE_CHECKING:
         ClientStatistics,
         Completion,
         KVHandoff,
+        Prompt,
         SamplingParams,
         SupportsSerialize,
     )
     from .protocol.dialect import Dialect
     from .protocol.preparation import Preparation, Prepared
-    from .protocol.prompt import Prompt
 
 __all__ = ["InferenceClient"]
 
@@ -44,6 +45,7 @@ class InferenceClient(trio.abc.AsyncResource, Generic[ResultT]):
     Attributes:
         address: of the coordinator.
         dialect: what it speaks, and what that has.
+        deserialize: whether requests end in a `Completion`, or else in the fields of the reply.
         engines: control over the engines behind it.
     """
 
@@ -53,7 +55,7 @@ class InferenceClient(trio.abc.AsyncResource, Generic[ResultT]):
         self.address = address
         self.dialect: Dialect = preparation.codec.dialect
         self._preparation = preparation
-        self._deserialize = deserialize
+        self.deserialize = deserialize
         self._lifetime = lifetime
         self._exchange = lifetime.exchange
         self.engines = EngineControl(self._exchange, close_timeout=lifetime.close_timeout)
@@ -196,6 +198,26 @@ class InferenceClient(trio.abc.AsyncResource, Generic[ResultT]):
         )
         return Prefill(self._exchange, request, heir)
 
+    def open_group(self, *, max_concurrency: int | None = None) -> RequestGroup[ResultT]:
+        """Many requests at once, for use in ``async with``: thousands, by one memory channel.
+
+        Leaving the block aborts what runs. To get them all done in order, or as they finish, see
+        `gather` and `as_completed`.
+
+        Args:
+            max_concurrency: how many requests may run, or have finished and wait to be received,
+                at a time; None for any number.
+
+        Raises:
+            TypeError, ValueError: for a wrong argument.
+        """
+        return RequestGroup(
+            self._exchange,
+            self._preparation,
+            deserialize=self.deserialize,
+            max_concurrency=to_limit(max_concurrency, "max_concurrency"),
+        )
+
     def release_handoff(self, request_id: int) -> None:
         """Releases a handoff whose handle is kept elsewhere than in a block of `prefill`.
 
@@ -229,7 +251,7 @@ class InferenceClient(trio.abc.AsyncResource, Generic[ResultT]):
         self._exchange.signals.send(Kind.SHUTDOWN)
 
     def _make_request(self, prepared: Prepared) -> Request[ResultT]:
-        return Request(self._exchange, prepared, deserialize=self._deserialize)
+        return Request(self._exchange, prepared, deserialize=self.deserialize)
 
     def statistics(self) -> ClientStatistics:
         """The counters as they stand."""

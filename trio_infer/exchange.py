@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import trio
 
+from .admission import Admission
 from .complaints import Complaints
 from .models import ClientStatistics
 from .protocol.dialect import Kind
@@ -69,17 +70,27 @@ class Exchange:
         codec: of the dialect that it speaks.
         link: how to treat connections.
         network: where sockets are made.
+        max_in_flight: how many requests may run at a time; None: any number.
 
     Attributes:
         home: where it may be used.
         signals: what is sent besides requests.
     """
 
-    def __init__(self, address: str, *, codec: ClientCodec, link: Link, network: Network) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        codec: ClientCodec,
+        link: Link,
+        network: Network,
+        max_in_flight: int | None,
+    ) -> None:
         self.home = Home()
         self._codec = codec
         self._session: Session[Inbox] = Session()
         self._transport = Transport(address, codec, link, network, listener=self)
+        self._admission = Admission(max_in_flight, self._occupied)
         self._packing = trio.CapacityLimiter(PACKING_THREADS)
         self._waiting = 0
         self._malformed = 0
@@ -98,7 +109,7 @@ class Exchange:
 
     @trio.lowlevel.enable_ki_protection
     async def hand_over(self, prepared: Prepared, inbox: Inbox) -> int:
-        """Waits for the connection, hands the request over, and returns its id.
+        """Waits for its turn and the connection, hands the request over, and returns its id.
 
         Cancelled, it has sent nothing: there is no checkpoint behind the sending.
 
@@ -107,9 +118,44 @@ class Exchange:
         """
         self.home.check()
         await trio.lowlevel.checkpoint_if_cancelled()
-        if prepared.is_heavy:
-            return await self._hand_over_heavy(prepared, inbox)
-        return await self._hand_over(self._session.reserve_id, prepared.frames, inbox)
+        await self._admission.enter()
+        try:
+            if prepared.is_heavy:
+                return await self._hand_over_heavy(prepared, inbox)
+            return await self._hand_over(self._session.reserve_id, prepared.frames, inbox)
+        finally:
+            self._admission.leave()
+
+    @trio.lowlevel.enable_ki_protection
+    def hand_over_nowait(self, prepared: Prepared, inbox: Inbox) -> int:
+        """As `hand_over`, without waiting; packs here, however long that takes.
+
+        Raises:
+            trio.WouldBlock: it is not its turn, or there is no connection; nothing was sent.
+            trio.ClosedResourceError: the client is closed.
+        """
+        self.home.check()
+        if self._leaving:
+            raise trio.ClosedResourceError(CLOSED)
+        if not self._transport.is_up:
+            raise trio.WouldBlock
+        self._admission.enter_nowait()
+        try:
+            request_id = self._session.reserve_id()
+            self._transport.send(prepared.frames(request_id))
+            self._session.submit(request_id, inbox)
+        except NotConnected:
+            raise trio.WouldBlock from None
+        finally:
+            self._admission.leave()
+        return request_id
+
+    def _occupied(self) -> int:
+        """How many requests count as running: without aborts, those that were left as well."""
+        session = self._session
+        if self._codec.dialect.can_abort:
+            return session.in_flight
+        return session.in_flight + session.aborting
 
     async def _hand_over_heavy(self, prepared: Prepared, inbox: Inbox) -> int:
         """As `hand_over`, but packs in another thread, under an id fixed beforehand."""
@@ -164,6 +210,7 @@ class Exchange:
         self.home.check()
         if self._session.abandon(request_id, heir):
             self._send_abort(request_id)
+            self._admission.admit()
 
     def check_can_abort(self) -> None:
         """Raises `UnsupportedByDialect` if a request cannot be ended before its time."""
@@ -179,6 +226,7 @@ class Exchange:
         self.home.check()
         if self._session.finish_early(request_id):
             self._send_abort(request_id)
+            self._admission.admit()
 
     @trio.lowlevel.enable_ki_protection
     def fail(
@@ -197,6 +245,7 @@ class Exchange:
             self.recount_as_failed()
         elif self._session.fail(request_id, heir):
             self._send_abort(request_id)
+            self._admission.admit()
 
     def recount_as_failed(self) -> None:
         """A final reply, taken for a completion when it came, was none."""
@@ -225,7 +274,7 @@ class Exchange:
             inbox = self._session.final(message.request_id)
             if inbox is not None:
                 inbox.final(message.body)
-            self._check_settled()
+            self._note_end()
         else:
             self._session.discard()
 
@@ -236,11 +285,12 @@ class Exchange:
             return
         if error.is_final:
             inbox = self._session.final(error.request_id)
-            self._check_settled()
+            self._note_end()
         else:
             inbox = self._session.partial(error.request_id)
             if inbox is not None and self._session.fail(error.request_id, inbox.heir):
                 self._send_abort(error.request_id)
+                self._admission.admit()
         if inbox is not None:
             inbox.malformed(error)
 
@@ -262,7 +312,7 @@ class Exchange:
             _logger.warning(text, reason, running, aborting)
         for inbox in self._session.lose():
             inbox.lost(reason)
-        self._check_settled()
+        self._note_end()
 
     # Leaving
 
@@ -278,7 +328,7 @@ class Exchange:
     def leave_scope(self) -> None:
         """The block has ended."""
         self._scopes -= 1
-        self._check_settled()
+        self._note_end()
 
     @property
     def is_leaving(self) -> bool:
@@ -300,7 +350,8 @@ class Exchange:
             self.abandon(request_id, inbox.heir)
             inbox.closed()
         self.signals.close()
-        self._check_settled()
+        self._admission.close()
+        self._note_end()
 
     @property
     def awaits_ack(self) -> bool:
@@ -312,7 +363,9 @@ class Exchange:
         await self._transport.wait_answered()
         await self._settled.wait()
 
-    def _check_settled(self) -> None:
+    def _note_end(self) -> None:
+        """Something has ended: lets in who waits, and tells whoever leaves if it was the last."""
+        self._admission.admit()
         if self._leaving and not self._session.aborting and not self._scopes:
             self._settled.set()
 
@@ -321,7 +374,7 @@ class Exchange:
         session = self._session
         return ClientStatistics(
             in_flight=session.in_flight,
-            waiting=self._waiting,
+            waiting=self._waiting + self._admission.waiting,
             aborting=session.aborting,
             submitted=session.submitted,
             completed=session.completed,

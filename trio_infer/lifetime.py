@@ -34,6 +34,7 @@ class Lifetime:
         codec: of the dialect that it speaks.
         link: how to treat connections.
         context: the ZeroMQ context to live in; None for one of its own, which ends with it.
+        max_in_flight: how many requests may run at a time; None: any number.
         close_timeout: seconds that leaving may wait for the last replies.
 
     Attributes:
@@ -48,12 +49,15 @@ class Lifetime:
         codec: ClientCodec,
         link: Link,
         context: ZmqContext | None,
+        max_in_flight: int | None,
         close_timeout: float,
     ) -> None:
         self._address = address
         self.close_timeout = close_timeout
         self._network = network_of(address, context)
-        self.exchange = Exchange(address, codec=codec, link=link, network=self._network)
+        self.exchange = Exchange(
+            address, codec=codec, link=link, network=self._network, max_in_flight=max_in_flight
+        )
         self._leaving = trio.Event()
         self._left = trio.Event()
 

@@ -31,6 +31,7 @@ class ClientOptions(TypedDict, total=False):
     prefix_caching_coordinator_policy: Enum | str | None
     connect_timeout: float | None
     close_timeout: float
+    max_in_flight: int | None
     heartbeat_timeout: float
     max_message_size: int
     socket_options: SocketOptions | None
@@ -64,6 +65,7 @@ def open_client(
     prefix_caching_coordinator_policy: Enum | str | None = None,
     connect_timeout: float | None = 10.0,
     close_timeout: float = 5.0,
+    max_in_flight: int | None = None,
     heartbeat_timeout: float = 30.0,
     max_message_size: int = 256 * 2**20,
     socket_options: SocketOptions | None = None,
@@ -97,6 +99,9 @@ def open_client(
             greeted and has not answered gets ``close_timeout`` on top, since it crashes when it
             answers a client that has gone.
         close_timeout: seconds that leaving may wait for the last replies.
+        max_in_flight: how many requests may run at a time; None for any number. Further ones wait,
+            and are handed over in the order in which they came. An aborted request does not count;
+            where the dialect has no abort it does, until it has ended.
         heartbeat_timeout: seconds of silence after which the coordinator counts as gone.
         max_message_size: bytes; a coordinator that sends a larger frame is disconnected.
         socket_options: further ZeroMQ options by name or number, such as CURVE keys; not those
@@ -118,6 +123,7 @@ def open_client(
         prefix_caching_coordinator_policy=prefix_caching_coordinator_policy,
         connect_timeout=connect_timeout,
         close_timeout=close_timeout,
+        max_in_flight=max_in_flight,
         heartbeat_timeout=heartbeat_timeout,
         max_message_size=max_message_size,
         socket_options=socket_options,

@@ -13,7 +13,7 @@ from there; and who cannot wait, such as `CompletionStream.completion`, does the
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias
 
 import attrs
@@ -29,7 +29,7 @@ from .protocol.unpacking import HEAVY_BODY, unpack_map_in_pieces
 if TYPE_CHECKING:
     from .exchange import Exchange, Inbox
 
-__all__ = ["CLOSED", "Reception"]
+__all__ = ["CLOSED", "Reception", "client_closed", "conclude", "connection_lost"]
 
 CLOSED: Final = "the stream is closed; what had arrived is in its tokens and completion"
 
@@ -63,6 +63,40 @@ _Arrival: TypeAlias = Frame | _Final | _Broken
 
 def _not_ended(_: list[int]) -> Exception:
     return trio.WouldBlock()
+
+
+def connection_lost(reason: str, tokens: Sequence[int] = ()) -> ConnectionLost:
+    """What a request ends with whose connection is gone."""
+    message = f"the connection was lost with the request in flight: {reason}"
+    return ConnectionLost(message, tokens=tokens)
+
+
+def client_closed() -> trio.ClosedResourceError:
+    """What a request ends with whose client was closed."""
+    return trio.ClosedResourceError("the client was closed")
+
+
+def conclude(
+    exchange: Exchange, arrived: Assembler, fields: dict[str, Any], known: Known
+) -> Any:
+    """What a request ends in, counted.
+
+    Args:
+        exchange: where it ran.
+        arrived: what came of it before.
+        fields: its final reply.
+        known: what is known of it besides.
+
+    Raises:
+        RequestFailed: the engine gave up on it.
+        MalformedMessage: the reply makes no sense.
+    """
+    try:
+        return arrived.finish_fields(fields, known)
+    except RequestFailed:
+        if not known.aborted:
+            exchange.recount_as_failed()
+        raise
 
 
 class Reception(Generic[ResultT]):
@@ -173,12 +207,11 @@ class Reception(Generic[ResultT]):
 
     def lost(self, reason: str) -> None:
         """The connection is gone; nothing follows."""
-        message = f"the connection was lost with the request in flight: {reason}"
-        self._end(_Broken(lambda tokens: ConnectionLost(message, tokens=tokens)))
+        self._end(_Broken(lambda tokens: connection_lost(reason, tokens)))
 
     def closed(self) -> None:
         """The client was closed; nothing follows."""
-        self._end(_Broken(lambda _: trio.ClosedResourceError("the client was closed")))
+        self._end(_Broken(lambda _: client_closed()))
 
     def _end(self, arrival: _Arrival) -> None:
         self.ended = True
@@ -315,11 +348,9 @@ class Reception(Generic[ResultT]):
             aborted=self.aborted,
         )
         try:
-            self.completion = self.arrived.finish_fields(fields, known)
+            self.completion = conclude(self._exchange, self.arrived, fields, known)
         except RequestFailed as error:
             completion = error.completion
-            if not self.aborted:
-                self._exchange.recount_as_failed()
             self._make_error = lambda _: request_failed(completion)
 
     def _fail(self, error: MalformedMessage) -> None:

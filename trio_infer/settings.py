@@ -9,7 +9,7 @@ import attrs
 
 from .client import InferenceClient
 from .lifetime import Lifetime
-from .models.scalars import to_flag, to_float, to_int, to_text
+from .models.scalars import to_flag, to_float, to_int, to_limit, to_text
 from .protocol.client_codec import ClientCodec
 from .protocol.dialects import resolve_dialect
 from .protocol.hashing import PrefixHashing
@@ -32,6 +32,7 @@ class Settings:
     deserialize: bool
     link: Link
     context: ZmqContext | None
+    max_in_flight: int | None
     connect_timeout: float
     close_timeout: float
 
@@ -42,6 +43,7 @@ class Settings:
             codec=self.preparation.codec,
             link=self.link,
             context=self.context,
+            max_in_flight=self.max_in_flight,
             close_timeout=self.close_timeout,
         )
 
@@ -64,6 +66,7 @@ def check_options(
     prefix_caching_coordinator_policy: Any,
     connect_timeout: object,
     close_timeout: object,
+    max_in_flight: object,
     heartbeat_timeout: object,
     max_message_size: object,
     socket_options: object,
@@ -85,6 +88,7 @@ def check_options(
             socket_options=check_socket_options(socket_options),
         ),
         context=check_context(context),
+        max_in_flight=to_limit(max_in_flight, "max_in_flight"),
         connect_timeout=(
             math.inf if connect_timeout is None else _seconds(connect_timeout, "connect_timeout")
         ),

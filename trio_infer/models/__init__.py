@@ -7,6 +7,9 @@ from .completion import EpochSpan as EpochSpan
 from .completion import RequestEvent as RequestEvent
 from .completion import TokenDelta as TokenDelta
 from .handoff import KVHandoff as KVHandoff
+from .outcome import GenerateRequest as GenerateRequest
+from .outcome import Outcome as Outcome
+from .prompt import Prompt as Prompt
 from .sampling_params import SamplingParams as SamplingParams
 from .sampling_params import SupportsSerialize as SupportsSerialize
 from .statistics import ClientStatistics as ClientStatistics
@@ -15,7 +18,10 @@ __all__ = [
     "ClientStatistics",
     "Completion",
     "EpochSpan",
+    "GenerateRequest",
     "KVHandoff",
+    "Outcome",
+    "Prompt",
     "RequestEvent",
     "SamplingParams",
     "SupportsSerialize",

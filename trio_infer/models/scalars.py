@@ -18,6 +18,7 @@ __all__ = [
     "to_flag",
     "to_float",
     "to_int",
+    "to_limit",
     "to_probability",
     "to_text",
 ]
@@ -62,6 +63,21 @@ def to_int(value: object, name: str, *, most: int = INT64_MAX) -> int:
         msg = f"{name} must fit {'signed ' if most == INT64_MAX else ''}64 bits"
         raise ValueError(msg)
     return number
+
+
+def to_limit(value: object, name: str) -> int | None:
+    """How many there may be at most, from 1 on; None: any number.
+
+    Raises:
+        TypeError, ValueError: as `to_int` does, and for less.
+    """
+    if value is None:
+        return None
+    limit = to_int(value, name)
+    if limit < 1:
+        msg = f"{name} must be at least 1, or None for no limit, not {limit}"
+        raise ValueError(msg)
+    return limit
 
 
 def to_float(value: object, name: str) -> float:

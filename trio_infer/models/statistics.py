@@ -15,7 +15,7 @@ class ClientStatistics:
 
     Attributes:
         in_flight: requests handed over, neither ended nor aborted.
-        waiting: requests that wait for the connection.
+        waiting: requests that wait for the connection, or for their turn under ``max_in_flight``.
         aborting: aborted requests whose final reply has not come yet.
         submitted: requests handed over so far.
         completed: those that finished.

@@ -24,9 +24,8 @@ from .prompt import coerce_ints, coerce_prompt
 from .sampling import sampling_fields
 
 if TYPE_CHECKING:
-    from ..models import SupportsSerialize
+    from ..models import Prompt, SupportsSerialize
     from .packing import Frames
-    from .prompt import Prompt
 
 __all__ = ["Preparation", "Prepared"]
 

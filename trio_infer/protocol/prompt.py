@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING
 
 from ..models.scalars import INT64_MAX, INT64_MIN, to_int, to_text
 
-__all__ = ["Prompt", "SupportsToList", "coerce_ints", "coerce_prompt"]
+if TYPE_CHECKING:
+    from ..models import Prompt
 
-
-class SupportsToList(Protocol):
-    """An array of token ids: NumPy's, torch's, the standard library's."""
-
-    def tolist(self) -> object:
-        """The items as Python objects."""
-        ...  # pragma: no cover
-
-
-Prompt: TypeAlias = str | Sequence[int] | SupportsToList
-"""Text, or token ids as a sequence of ints or a one-dimensional array that has ``tolist``."""
+__all__ = ["coerce_ints", "coerce_prompt"]
 
 
 def coerce_prompt(prompt: Prompt) -> str | list[int]:

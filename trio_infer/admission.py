@@ -1,0 +1,81 @@
+"""Who may start: so many requests at a time, first come first served."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import trio
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Admission"]
+
+
+class Admission:
+    """Places, which whoever has to wait for one gets in turn.
+
+    A place is promised by `enter`, and from `leave` on it is taken only if ``occupied`` says so:
+    what took it tells `admit` when that changes.
+
+    Args:
+        limit: how many places there are; None: as many as are wanted.
+        occupied: how many are taken.
+    """
+
+    __slots__ = ("_limit", "_occupied", "_promised", "_queue")
+
+    def __init__(self, limit: int | None, occupied: Callable[[], int]) -> None:
+        self._limit = math.inf if limit is None else limit
+        self._occupied = occupied
+        self._promised = 0
+        self._queue = trio.lowlevel.ParkingLot()
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for a place."""
+        return len(self._queue)
+
+    def enter_nowait(self) -> None:
+        """Gets a place.
+
+        Raises:
+            trio.WouldBlock: there is none, or others wait already.
+        """
+        if self._queue or not self._has_room:
+            raise trio.WouldBlock
+        self._promised += 1
+
+    @trio.lowlevel.enable_ki_protection
+    async def enter(self) -> None:
+        """Gets a place, waiting for it if need be. Cancelled, it has none, and waits no more."""
+        if not self._queue and self._has_room:
+            self._promised += 1
+            return  # noqa: ASYNC910 - as it says
+        await self._queue.park()  # until `admit`, which has promised it
+        try:
+            await trio.lowlevel.checkpoint_if_cancelled()
+        except BaseException:
+            self.leave()
+            raise
+
+    def leave(self) -> None:
+        """The place is not promised any more: it is taken by now, or is another's."""
+        self._promised -= 1
+        self.admit()
+
+    def admit(self) -> None:
+        """Lets in who waits, as far as there is room."""
+        while self._queue and self._has_room:
+            self._promised += 1
+            self._queue.unpark()
+
+    def close(self) -> None:
+        """Lets everybody in, to find that there is nothing any more."""
+        self._limit = math.inf
+        self.admit()
+
+    @property
+    def _has_room(self) -> bool:
+        return self._occupied() + self._promised < self._limit

@@ -1,0 +1,455 @@
+"""Many requests, and one channel for what becomes of them: no task and no channel for each.
+
+=========== ================================ =====================================================
+a request   is left by                       then
+=========== ================================ =====================================================
+waiting     its turn, and a connection       *running*; cancelled, it never was
+running     its end                          *unread*: in the channel, still packed
+running     `cancel`, or the block's end     ABORT is sent; it yields no outcome
+unread      `receive`                        decoded by the task that receives it
+unread      `cancel`, or the block's end     dropped; it yields no outcome
+=========== ================================ =====================================================
+
+Running and unread ones are the group's members: they take up ``max_concurrency``, and as long as
+there is one, or one waits, the outcomes go on.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, Generic, Self
+
+import trio
+
+from .admission import Admission
+from .errors import LocalProtocolError, RemoteProtocolError
+from .models import GenerateRequest, Outcome
+from .models.result import ResultT
+from .models.scalars import to_int
+from .protocol.assembly import Assembler
+from .protocol.conversion import Known
+from .protocol.packing import MalformedMessage
+from .reception import client_closed, conclude, connection_lost
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from types import TracebackType
+
+    from .exchange import Exchange
+    from .protocol.packing import Frame
+    from .protocol.preparation import Preparation, Prepared
+
+__all__ = ["RequestGroup", "check_request"]
+
+CLOSED: Final = "the group is closed"
+
+TOLERATED_UNWANTED: Final = 64
+"""So many cancelled requests may lie among the unread ones before they are taken out."""
+
+
+def check_request(request: object) -> None:
+    """Raises `TypeError` for what is no `GenerateRequest`."""
+    if not isinstance(request, GenerateRequest):
+        msg = f"request must be a GenerateRequest, not {type(request).__name__}"
+        raise TypeError(msg)
+
+
+class RequestGroup(Generic[ResultT]):
+    """Many requests at once. Made by `InferenceClient.open_group`; to be used in ``async with``.
+
+    Leaving the block, in whatever way, ends all of them: ABORT is sent for each that runs before
+    control moves on. Any task may submit, cancel and receive.
+
+    Attributes:
+        outcomes: what became of them, as they finish. Receiving waits for the first submission, and
+            ends (`trio.EndOfChannel`) when nothing that was submitted is outstanding; after the
+            next submission it goes on. Any number of tasks may receive; each outcome goes to one,
+            which decodes it. Cancelling a ``receive`` loses nothing. Closing it closes the group.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        preparation: Preparation,
+        *,
+        deserialize: bool,
+        max_concurrency: int | None,
+    ) -> None:
+        self.outcomes: trio.abc.ReceiveChannel[Outcome[ResultT]]
+        self.outcomes = self._outcomes = _Outcomes(self)
+        self._exchange = exchange
+        self._preparation = preparation
+        self._deserialize = deserialize
+        self._members: dict[int, _Member[ResultT]] = {}
+        self._admission = Admission(max_concurrency, self._members.__len__)
+        self._next_index = 0
+        self._coming = 0
+        self._waiting: set[trio.CancelScope] = set()
+        self._began = False
+        self._entered = False
+        self._closed = False
+
+    # The block
+
+    @trio.lowlevel.enable_ki_protection
+    async def __aenter__(self) -> Self:
+        if self._entered:
+            msg = "the block of a group is entered once: open another one"
+            raise LocalProtocolError(msg)
+        self._entered = True
+        await trio.lowlevel.checkpoint()
+        return self
+
+    @trio.lowlevel.enable_ki_protection
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Ends all requests. Never waits, so that nothing can replace the caller's exception."""
+        self.close()
+
+    @trio.lowlevel.enable_ki_protection
+    def close(self) -> None:
+        """Ends all requests as leaving the block does: at once. May be called again.
+
+        Whoever submits or receives gets `trio.ClosedResourceError`.
+        """
+        if self._closed:
+            return
+        self._exchange.home.check()
+        self._closed = True
+        for scope in self._waiting:
+            scope.cancel()
+        self._drop(list(self._members))
+        self._outcomes.close()
+
+    # Submitting
+
+    @trio.lowlevel.enable_ki_protection
+    def submit_nowait(self, request: GenerateRequest) -> int:
+        """Hands a request over, and returns its index: 0, 1, 2…, in this order.
+
+        Large ones are hashed and packed here and now, however long that takes. As all that does not
+        wait, it heeds no cancellation: what is submitted in a cancelled scope is aborted when the
+        block ends.
+
+        Raises:
+            TypeError, ValueError, UnsupportedByDialect: as `InferenceClient.generate` raises them;
+                nothing was sent.
+            trio.WouldBlock: ``max_concurrency`` or ``max_in_flight`` are reached, or there is no
+                connection; nothing was sent.
+            trio.ClosedResourceError: the group or the client is closed.
+            LocalProtocolError: the group's block has not been entered.
+        """
+        return self._begin_now(request, self._prepare(request))
+
+    @trio.lowlevel.enable_ki_protection
+    async def submit(self, request: GenerateRequest) -> int:
+        """As `submit_nowait`, but waits for its turn and for a connection.
+
+        Cancelled, it has sent nothing.
+        """
+        prepared = self._prepare(request)
+        await trio.lowlevel.checkpoint()
+        if not prepared.is_heavy:
+            try:
+                return self._begin_now(request, prepared)
+            except trio.WouldBlock:
+                pass
+        index = -1
+        with self.keep_open(), trio.CancelScope() as scope:
+            self._waiting.add(scope)
+            try:
+                index = await self._begin(request, prepared)
+            finally:
+                self._waiting.discard(scope)
+        if scope.cancelled_caught:
+            raise trio.ClosedResourceError(CLOSED)
+        return index
+
+    @contextmanager
+    @trio.lowlevel.enable_ki_protection
+    def keep_open(self) -> Iterator[None]:
+        """While this block lasts, the outcomes do not end: there is more to come.
+
+        For tasks that submit now and then, while others receive.
+        """
+        self._began = True
+        self._coming += 1
+        try:
+            yield
+        finally:
+            self._coming -= 1
+            self._outcomes.tell_end()
+
+    def _prepare(self, request: GenerateRequest) -> Prepared:
+        self._exchange.home.check()
+        if self._closed:
+            raise trio.ClosedResourceError(CLOSED)
+        if not self._entered:
+            msg = "the group's block has not been entered: use it in async with"
+            raise LocalProtocolError(msg)
+        check_request(request)
+        return self._preparation.prepare(
+            request.prompt,
+            request.sampling_params,
+            multi_modal_data=request.multi_modal_data,
+            offload_params=request.offload_params,
+            kv_handoff=request.kv_handoff,
+        )
+
+    def _begin_now(self, request: GenerateRequest, prepared: Prepared) -> int:
+        self._admission.enter_nowait()
+        try:
+            member = _Member(self, request, prepared.asked)
+            return self._add(member, self._exchange.hand_over_nowait(prepared, member))
+        finally:
+            self._admission.leave()
+
+    async def _begin(self, request: GenerateRequest, prepared: Prepared) -> int:
+        await self._admission.enter()
+        try:
+            member = _Member(self, request, prepared.asked)
+            return self._add(member, await self._exchange.hand_over(prepared, member))
+        finally:
+            self._admission.leave()
+
+    def _add(self, member: _Member[ResultT], request_id: int) -> int:
+        index = member.index = self._next_index
+        member.request_id = request_id
+        self._members[index] = member
+        self._next_index += 1
+        self._began = True
+        return index
+
+    # Cancelling
+
+    @trio.lowlevel.enable_ki_protection
+    def cancel(self, index: int | None = None) -> None:
+        """Ends one request, or all that were submitted so far. They yield no outcome.
+
+        ABORT is sent before this returns. One whose outcome was received, or that was cancelled
+        before, is left alone.
+
+        Raises:
+            TypeError, ValueError: for what is not the index of a request of this group.
+        """
+        self._exchange.home.check()
+        if index is None:
+            self._drop(list(self._members))
+            return
+        if not 0 <= to_int(index, "index") < self._next_index:
+            msg = f"index must be what submitting a request of this group returned, not {index}"
+            raise ValueError(msg)
+        self._drop([index])
+
+    def _drop(self, indices: list[int]) -> None:
+        """Ends members that nobody wants to hear of any more."""
+        for index in indices:
+            member = self._members.pop(index, None)
+            if member is None:
+                continue
+            member.wanted = False
+            if member.ended:
+                self._outcomes.note_unwanted()
+            else:
+                self._exchange.abandon(member.request_id)
+        self._admission.admit()
+        self._outcomes.tell_end()
+
+    # What the outcomes need
+
+    @property
+    def done(self) -> bool:
+        """Whether something was submitted, and nothing of it is outstanding."""
+        return self._began and not self._members and not self._coming
+
+    def check_home(self) -> None:
+        """Raises `RuntimeError` in another thread or process than the client's own."""
+        self._exchange.home.check()
+
+    def note_end(self, member: _Member[ResultT]) -> None:
+        """A member has ended."""
+        self._outcomes.put(member)
+
+    def note_failure(self) -> None:
+        """A final reply that makes no sense was taken for a completion."""
+        self._exchange.recount_as_failed()
+
+    def take(self, member: _Member[ResultT]) -> Outcome[ResultT]:
+        """Lets a member go, and tells what became of it."""
+        del self._members[member.index]
+        self._admission.admit()
+        self._outcomes.tell_end()
+        try:
+            return Outcome(member.index, member.request, completion=self._completion(member))
+        except Exception as error:  # noqa: BLE001 - is the outcome
+            return Outcome(member.index, member.request, error=error)
+
+    def _completion(self, member: _Member[ResultT]) -> ResultT:
+        if member.error is not None:
+            raise member.error
+        known = Known(
+            request_id=member.request_id,
+            latency=member.ended_at - member.began_at,
+            time_to_first_token=None,
+            asked=member.asked,
+            aborted=False,
+        )
+        arrived = Assembler(deserialize=self._deserialize)
+        try:
+            completion: ResultT = conclude(self._exchange, arrived, member.body, known)
+        except MalformedMessage as error:
+            self._exchange.fail(member.request_id, finished=True, heir=None)
+            raise RemoteProtocolError(str(error)) from None
+        return completion
+
+
+class _Member(Generic[ResultT]):
+    """A request of a group, and its inbox.
+
+    Attributes:
+        request: as it was submitted.
+        asked: the sampling parameters that were sent.
+        index: its place in the group.
+        request_id: the client's number of it.
+        began_at: when it was handed over.
+        ended_at: when it ended.
+        body: the final reply, packed.
+        error: what it ended with instead.
+        ended: whether it has.
+        wanted: whether anybody wants to know.
+    """
+
+    __slots__ = (
+        *("_group", "asked", "began_at", "body", "ended", "ended_at", "error", "index"),
+        *("request", "request_id", "wanted"),
+    )
+
+    heir = None
+
+    def __init__(
+        self, group: RequestGroup[ResultT], request: GenerateRequest, asked: Mapping[str, Any]
+    ) -> None:
+        self._group = group
+        self.request = request
+        self.asked = asked
+        self.index = self.request_id = -1
+        self.began_at = self.ended_at = trio.current_time()
+        self.body: Frame = b""
+        self.error: Exception | None = None
+        self.ended = False
+        self.wanted = True
+
+    def partial(self, body: Frame) -> None:
+        """A partial result came, for which nobody has asked."""
+
+    def final(self, body: Frame) -> None:
+        """The final reply came."""
+        self.body = body
+        self._end()
+
+    def malformed(self, error: MalformedMessage) -> None:
+        """A reply came that makes no sense."""
+        if error.is_final:
+            self._group.note_failure()
+        self._end(RemoteProtocolError(str(error)))
+
+    def lost(self, reason: str) -> None:
+        """The connection is gone."""
+        self._end(connection_lost(reason))
+
+    def closed(self) -> None:
+        """The client was closed."""
+        self._end(client_closed())
+
+    def _end(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.ended = True
+        self.ended_at = trio.current_time()
+        self._group.note_end(self)
+
+
+class _Outcomes(trio.abc.ReceiveChannel[Outcome[ResultT]], Generic[ResultT]):
+    """What has become of a group's requests, in a memory channel, decoded by whoever receives it.
+
+    What nobody wants any more stays in there for a while. None tells whoever waits to look again.
+    """
+
+    def __init__(self, group: RequestGroup[ResultT]) -> None:
+        self._group = group
+        self._send, self._receive = trio.open_memory_channel[_Member[ResultT] | None](math.inf)
+        self._unwanted = 0
+
+    @trio.lowlevel.enable_ki_protection
+    async def receive(self) -> Outcome[ResultT]:
+        """Waits for the next outcome.
+
+        Raises:
+            trio.EndOfChannel: nothing that was submitted is outstanding.
+            trio.ClosedResourceError: the group is closed.
+        """
+        self._group.check_home()
+        await trio.lowlevel.checkpoint()
+        while True:  # noqa: ASYNC913 - what goes round waits for the channel
+            try:
+                return self.receive_nowait()
+            except trio.WouldBlock:
+                member = await self._receive.receive()
+            if member is not None and member.wanted:
+                return self._group.take(member)
+
+    @trio.lowlevel.enable_ki_protection
+    def receive_nowait(self) -> Outcome[ResultT]:
+        """As `receive`, without waiting.
+
+        Raises:
+            trio.WouldBlock: nothing has finished.
+        """
+        self._group.check_home()
+        while True:
+            try:
+                member = self._receive.receive_nowait()
+            except trio.WouldBlock:
+                if self._group.done:
+                    raise trio.EndOfChannel from None
+                raise
+            if member is not None and member.wanted:
+                return self._group.take(member)
+            self._unwanted -= 1
+
+    async def aclose(self) -> None:
+        """Closes the group."""
+        self._group.close()
+        await trio.lowlevel.checkpoint()
+
+    def put(self, member: _Member[ResultT]) -> None:
+        """A member has ended."""
+        self._send.send_nowait(member)
+
+    def tell_end(self) -> None:
+        """Tells whoever waits, if nothing comes any more."""
+        if self._group.done:
+            for _ in range(self._receive.statistics().tasks_waiting_receive):
+                self._send.send_nowait(None)
+
+    def note_unwanted(self) -> None:
+        """One that has ended is not wanted any more."""
+        self._unwanted += 1
+        unread = self._receive.statistics().current_buffer_used
+        if self._unwanted > TOLERATED_UNWANTED and self._unwanted > unread / 2:
+            self._take_out_unwanted()
+
+    def close(self) -> None:
+        """Nothing is received any more."""
+        self._receive.close()
+
+    def _take_out_unwanted(self) -> None:
+        self._unwanted = 0
+        for _ in range(self._receive.statistics().current_buffer_used):
+            member = self._receive.receive_nowait()
+            if member is not None and member.wanted:
+                self._send.send_nowait(member)
