@@ -9,10 +9,17 @@ from .errors import ConnectionLost as ConnectionLost
 from .errors import ConnectTimeout as ConnectTimeout
 from .errors import InferenceError as InferenceError
 from .errors import LocalProtocolError as LocalProtocolError
+from .errors import NoneAccepted as NoneAccepted
 from .errors import ProtocolError as ProtocolError
 from .errors import RemoteProtocolError as RemoteProtocolError
 from .errors import RequestFailed as RequestFailed
 from .errors import UnsupportedByDialect as UnsupportedByDialect
+from .fanout import Scored as Scored
+from .fanout import as_completed as as_completed
+from .fanout import best_of as best_of
+from .fanout import gather as gather
+from .fanout import hedge as hedge
+from .fanout import race as race
 from .groups import RequestGroup as RequestGroup
 from .models import ClientStatistics as ClientStatistics
 from .models import Completion as Completion
@@ -51,6 +58,7 @@ __all__ = [
     "InferenceError",
     "KVHandoff",
     "LocalProtocolError",
+    "NoneAccepted",
     "Outcome",
     "PrefixCachingCoordinatorPolicy",
     "Prompt",
@@ -60,10 +68,16 @@ __all__ = [
     "RequestFailed",
     "RequestGroup",
     "SamplingParams",
+    "Scored",
     "SocketOptions",
     "SupportsSerialize",
     "TokenDelta",
     "UnsupportedByDialect",
+    "as_completed",
+    "best_of",
     "connect_client",
+    "gather",
+    "hedge",
     "open_client",
+    "race",
 ]

@@ -10,7 +10,8 @@
     │   ├── LocalProtocolError       you asked for what cannot be sent now
     │   │   └── UnsupportedByDialect or not in this dialect
     │   └── RemoteProtocolError      the peer sent what makes no sense
-    └── RequestFailed                the engine gave up on the request
+    ├── RequestFailed                the engine gave up on the request
+    └── NoneAccepted                 of many requests none would do
 
 Wrong arguments raise `TypeError` or `ValueError`; what is closed raises `trio.ClosedResourceError`;
 and a cancelled scope raises `trio.Cancelled`, which nothing here replaces.
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .models import Completion
+    from .models import Completion, Outcome
 
 __all__ = [
     "ConnectError",
@@ -32,6 +33,7 @@ __all__ = [
     "ConnectionLost",
     "InferenceError",
     "LocalProtocolError",
+    "NoneAccepted",
     "ProtocolError",
     "RemoteProtocolError",
     "RequestFailed",
@@ -102,3 +104,15 @@ class RequestFailed(InferenceError):
         # An exception is rebuilt from its args alone, which lack what is required here.
         make = partial(type(self), completion=self.completion, retryable=self.retryable)
         return make, self.args, self.__dict__
+
+
+class NoneAccepted(InferenceError):
+    """Of many requests, none ended in a completion that would do.
+
+    Attributes:
+        outcomes: what became of all of them, in the order in which they ended.
+    """
+
+    def __init__(self, message: str, *, outcomes: Sequence[Outcome[Completion]] = ()) -> None:
+        super().__init__(message)
+        self.outcomes: tuple[Outcome[Completion], ...] = tuple(outcomes)

@@ -1,0 +1,95 @@
+"""Outcomes and what somebody thinks of them, each told as soon as it is known."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import attrs
+import trio
+
+from ..background import running_behind
+from ..models import Completion, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable
+
+__all__ = ["Judged", "judging"]
+
+Verdict = TypeVar("Verdict")
+
+
+@attrs.frozen
+class Judged(Generic[Verdict]):
+    """An outcome, and what is thought of its completion: None if it has none."""
+
+    outcome: Outcome[Completion]
+    verdict: Verdict | None = None
+
+
+@asynccontextmanager
+async def judging(
+    outcomes: trio.abc.ReceiveChannel[Outcome[Completion]],
+    judge: Callable[[Completion], Verdict | Awaitable[Verdict]],
+) -> AsyncGenerator[trio.abc.ReceiveChannel[Judged[Verdict]]]:
+    """Judges completions as they come, and yields the verdicts as they come.
+
+    Where judging waits, several are judged at once, so that a slow judge of one holds up no other.
+    What a judge raises comes out of receiving. Leaving the block cancels the judges.
+    """
+    send, receive = trio.open_memory_channel[Judged[Verdict] | Exception](math.inf)
+    async with running_behind(partial(_judge_all, outcomes, judge, send)):
+        yield _Verdicts(receive)
+
+
+class _Verdicts(trio.abc.ReceiveChannel[Judged[Verdict]], Generic[Verdict]):
+    """Verdicts, or what was raised instead of one."""
+
+    def __init__(self, channel: trio.MemoryReceiveChannel[Judged[Verdict] | Exception]) -> None:
+        self._channel = channel
+
+    async def receive(self) -> Judged[Verdict]:
+        """Waits for the next verdict."""
+        judged = await self._channel.receive()
+        if isinstance(judged, Exception):
+            raise judged
+        return judged
+
+    async def aclose(self) -> None:
+        """Receives no more."""
+        await self._channel.aclose()
+
+
+async def _judge_all(
+    outcomes: trio.abc.ReceiveChannel[Outcome[Completion]],
+    judge: Callable[[Completion], Verdict | Awaitable[Verdict]],
+    send: trio.MemorySendChannel[Judged[Verdict] | Exception],
+) -> None:
+    async with send, trio.open_nursery() as nursery:
+        try:
+            async for outcome in outcomes:
+                if outcome.completion is None:
+                    send.send_nowait(Judged(outcome))
+                    continue
+                verdict = judge(outcome.completion)
+                if inspect.isawaitable(verdict):
+                    nursery.start_soon(_finish, outcome, verdict, send)
+                else:
+                    send.send_nowait(Judged(outcome, verdict))
+        except Exception as error:  # noqa: BLE001 - raised by whoever receives
+            send.send_nowait(error)
+
+
+async def _finish(
+    outcome: Outcome[Completion],
+    verdict: Awaitable[Verdict],
+    send: trio.MemorySendChannel[Judged[Verdict] | Exception],
+) -> None:
+    try:
+        judged: Judged[Verdict] | Exception = Judged(outcome, await verdict)
+    except Exception as error:  # noqa: BLE001 - raised by whoever receives
+        judged = error
+    send.send_nowait(judged)
