@@ -111,6 +111,11 @@ class RequestGroup(Generic[ResultT]):
         """Ends all requests. Never waits, so that nothing can replace the caller's exception."""
         self.close()
 
+    @property
+    def closed(self) -> bool:
+        """Whether the block has ended, or the group was closed in it."""
+        return self._closed
+
     @trio.lowlevel.enable_ki_protection
     def close(self) -> None:
         """Ends all requests as leaving the block does: at once. May be called again.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sized
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import trio
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from ..models import GenerateRequest
 
 __all__ = ["as_completed", "check_client", "completing", "gather"]
+
+_END: Final[Any] = object()
 
 Requests: TypeAlias = "Iterable[GenerateRequest] | AsyncIterable[GenerateRequest]"
 
@@ -120,7 +122,10 @@ async def completing(
     async with client.open_group() as group:
         feed = _Feed(group, taking, limit, fail_fast=fail_fast)
         async with running_behind(feed.run):
-            yield _Completed(group, feed)
+            try:
+                yield _Completed(group, feed)
+            finally:
+                group.close()  # before the taking is given up, which may take a while
         if feed.error is not None and not feed.told:
             raise feed.error
 
@@ -148,13 +153,14 @@ class _Feed:
         self._room = None if limit is None else trio.Semaphore(limit)
         self._fail_fast = fail_fast
 
-    async def run(self) -> None:
+    async def run(self) -> None:  # noqa: ASYNC910 - what is told is told at once
         """Submits all of them, in order."""
         with self._group.keep_open():
             try:
                 await self._submit_all()
             except Exception as error:  # noqa: BLE001 - told to whoever receives
-                self.error = error
+                if not self._group.closed:
+                    self.error = error
                 if self._fail_fast:
                     self._group.close()
 
@@ -169,11 +175,11 @@ class _Feed:
             if self._room is not None:
                 await self._room.acquire()
             if isinstance(requests, Iterator):
-                request = next(requests, None)
+                request = next(requests, _END)
             else:
-                request = await anext(requests, None)
-            if request is None:
-                return
+                request = await anext(requests, _END)
+            if request is _END:
+                return  # noqa: ASYNC910 - there was nothing to wait for
             await self._group.submit(request)
 
 

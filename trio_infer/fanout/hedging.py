@@ -51,7 +51,7 @@ async def hedge(
         msg = f"after must be at least 0 seconds, not {seconds:g}"
         raise ValueError(msg)
     async with _stream(client, request) as first:
-        with trio.move_on_after(seconds) as silence:
+        with trio.move_on_after(seconds) as silence:  # noqa: ASYNC912 - receive can be cancelled
             with suppress(trio.EndOfChannel):  # it has finished, without a token
                 await first.receive()
         if not silence.cancelled_caught:
@@ -80,7 +80,7 @@ async def _first_completion(*copies: Callable[[], Awaitable[Completion]]) -> Com
     """The first completion; or the first copy's error, if all have failed."""
     send, receive = trio.open_memory_channel[tuple[int, Completion | Exception]](len(copies))
 
-    async def run(place: int) -> None:
+    async def run(place: int) -> None:  # noqa: ASYNC910 - the copies do wait
         try:
             result: Completion | Exception = await copies[place]()
         except Exception as error:  # noqa: BLE001 - raised, if the other copy fails as well

@@ -83,7 +83,7 @@ async def _judge_all(
             send.send_nowait(error)
 
 
-async def _finish(
+async def _finish(  # noqa: ASYNC910 - an awaitable need not wait
     outcome: Outcome[Completion],
     verdict: Awaitable[Verdict],
     send: trio.MemorySendChannel[Judged[Verdict] | Exception],
