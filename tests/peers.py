@@ -1,4 +1,4 @@
-"""Coordinators for tests: one that does what the test says, over a real socket."""
+"""Coordinators for tests: one that does what the test says, over a real socket or in memory."""
 
 from __future__ import annotations
 
@@ -13,19 +13,13 @@ from trio_infer import ConnectError
 from trio_infer.protocol.coordinator_codec import ClientMessage, CoordinatorCodec
 from trio_infer.protocol.dialect import Dialect, Kind
 from trio_infer.protocol.dialects import FRAMED, resolve_dialect
-from trio_infer.sockets import (
-    ROUTER,
-    Link,
-    NotConnected,
-    ZmqSocket,
-    dispose_context,
-    make_context,
-)
+from trio_infer.sockets import ROUTER, Link, NotConnected, network_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from trio_infer.protocol.packing import Frames
+    from trio_infer.sockets import Socket
 
 __all__ = ["Received", "ScriptedCoordinator", "finished", "free_address", "scripted_coordinator"]
 
@@ -72,7 +66,7 @@ class ScriptedCoordinator:
         unroutable: messages that found their client gone: the real coordinator dies of one.
     """
 
-    def __init__(self, socket: ZmqSocket, address: str, dialect: Dialect = FRAMED) -> None:
+    def __init__(self, socket: Socket, address: str, dialect: Dialect = FRAMED) -> None:
         self.address = address
         self.log: list[Received] = []
         self.connects: list[bytes] = []
@@ -166,7 +160,7 @@ def free_address() -> str:
         return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
 
 
-async def _bind(socket: ZmqSocket, address: str) -> str:
+async def _bind(socket: Socket, address: str) -> str:
     """Binds, once whoever had the address before has let go of it."""
     while True:
         try:
@@ -179,8 +173,8 @@ async def _bind(socket: ZmqSocket, address: str) -> str:
 async def scripted_coordinator(
     bind: str = "tcp://127.0.0.1:*", *, link: Link | None = None, dialect: str = FRAMED.name
 ) -> AsyncIterator[ScriptedCoordinator]:
-    context = make_context()
-    socket = ZmqSocket(ROUTER, link=link or Link(), context=context)
+    network = network_of(bind)
+    socket = network.socket(ROUTER, link or Link())
     try:
         coordinator = ScriptedCoordinator(
             socket, await _bind(socket, bind), resolve_dialect(dialect)
@@ -192,4 +186,4 @@ async def scripted_coordinator(
     finally:
         socket.close()
         with trio.CancelScope(shield=True):
-            await dispose_context(context)
+            await network.dispose()

@@ -136,6 +136,7 @@ class Guard:
 
 @asynccontextmanager
 async def guarding(coordinator: ScriptedCoordinator, status: bytes) -> AsyncIterator[Guard]:
+    assert isinstance(coordinator._socket, ZmqSocket)
     socket = ZmqSocket(ROUTER, link=Link(), context=coordinator._socket._zmq.context)
     socket.bind("inproc://zeromq.zap.01")
     guard = Guard(status, socket)
