@@ -17,25 +17,27 @@ class Admission:
     """Places, which whoever has to wait for one gets in turn.
 
     A place is promised by `enter`, and from `leave` on it is taken only if ``occupied`` says so:
-    what took it tells `admit` when that changes.
+    what took it tells `admit` when that changes. Whoever waits is let in one after another, each
+    once the one before has come so far: tasks that are woken at once run in any order.
 
     Args:
         limit: how many places there are; None: as many as are wanted.
         occupied: how many are taken.
     """
 
-    __slots__ = ("_limit", "_occupied", "_promised", "_queue")
+    __slots__ = ("_entering", "_limit", "_occupied", "_promised", "_queue")
 
     def __init__(self, limit: int | None, occupied: Callable[[], int]) -> None:
         self._limit = math.inf if limit is None else limit
         self._occupied = occupied
         self._promised = 0
+        self._entering = False  # somebody is let in, and has not come so far
         self._queue = trio.lowlevel.ParkingLot()
 
     @property
     def waiting(self) -> int:
         """How many wait for a place."""
-        return len(self._queue)
+        return len(self._queue) + self._entering
 
     def enter_nowait(self) -> None:
         """Gets a place.
@@ -43,22 +45,24 @@ class Admission:
         Raises:
             trio.WouldBlock: there is none, or others wait already.
         """
-        if self._queue or not self._has_room:
+        if self.waiting or not self._has_room:
             raise trio.WouldBlock
         self._promised += 1
 
     @trio.lowlevel.enable_ki_protection
     async def enter(self) -> None:
         """Gets a place, waiting for it if need be. Cancelled, it has none, and waits no more."""
-        if not self._queue and self._has_room:
+        if not self.waiting and self._has_room:
             self._promised += 1
             return  # noqa: ASYNC910 - as it says
         await self._queue.park()  # until `admit`, which has promised it
+        self._entering = False
         try:
             await trio.lowlevel.checkpoint_if_cancelled()
         except BaseException:
             self.leave()
             raise
+        self.admit()
 
     def leave(self) -> None:
         """The place is not promised any more: it is taken by now, or is another's."""
@@ -67,8 +71,9 @@ class Admission:
 
     def admit(self) -> None:
         """Lets in who waits, as far as there is room."""
-        while self._queue and self._has_room:
+        if self._queue and not self._entering and self._has_room:
             self._promised += 1
+            self._entering = True
             self._queue.unpark()
 
     def close(self) -> None:
