@@ -75,6 +75,7 @@ class Exchange:
     Attributes:
         home: where it may be used.
         signals: what is sent besides requests.
+        on_closing: what is called when the client closes, once nothing runs any more.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Exchange:
         self._complaints = Complaints(_logger)
         self._leaving = False
         self._settled = trio.Event()
+        self.on_closing: set[Callable[[], None]] = set()
         self.signals = Signals(self.home, codec, self._transport)
         self._scopes = 0
 
@@ -349,6 +351,8 @@ class Exchange:
         for request_id, inbox in self._session.owners():
             self.abandon(request_id, inbox.heir)
             inbox.closed()
+        for tell in self.on_closing:
+            tell()
         self.signals.close()
         self._admission.close()
         self._note_end()

@@ -7,11 +7,11 @@ waiting     its turn, and a connection       *running*; cancelled, it never was
 running     its end                          *unread*: in the channel, still packed
 running     `cancel`, or the block's end     ABORT is sent; it yields no outcome
 unread      `receive`                        decoded by the task that receives it
-unread      `cancel`, or the block's end     dropped; it yields no outcome
+unread      `cancel`, or the block's end     forgotten; it yields no outcome
 =========== ================================ =====================================================
 
 Running and unread ones are the group's members: they take up ``max_concurrency``, and as long as
-there is one, or one waits, the outcomes go on.
+there is one, or one waits, the outcomes go on. The channel holds their indices, and nothing else.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = ["RequestGroup", "check_request"]
 CLOSED: Final = "the group is closed"
 
 TOLERATED_UNWANTED: Final = 64
-"""So many cancelled requests may lie among the unread ones before they are taken out."""
+"""So many indices of cancelled requests may lie in the channel before they are taken out."""
 
 
 def check_request(request: object) -> None:
@@ -97,8 +97,16 @@ class RequestGroup(Generic[ResultT]):
         if self._entered:
             msg = "the block of a group is entered once: open another one"
             raise LocalProtocolError(msg)
+        self._exchange.home.check()
+        if self._exchange.is_leaving:
+            raise client_closed()
         self._entered = True
-        await trio.lowlevel.checkpoint()
+        self._exchange.on_closing.add(self._note_closing)
+        try:
+            await trio.lowlevel.checkpoint()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     @trio.lowlevel.enable_ki_protection
@@ -126,10 +134,16 @@ class RequestGroup(Generic[ResultT]):
             return
         self._exchange.home.check()
         self._closed = True
+        self._exchange.on_closing.discard(self._note_closing)
         for scope in self._waiting:
             scope.cancel()
         self._drop(list(self._members))
-        self._outcomes.close()
+        self._outcomes.wake_all()
+
+    def _note_closing(self) -> None:
+        """The client closes: nobody need wait any more."""
+        self._admission.close()
+        self._outcomes.wake_all()
 
     # Submitting
 
@@ -158,16 +172,11 @@ class RequestGroup(Generic[ResultT]):
         Cancelled, it has sent nothing.
         """
         prepared = self._prepare(request)
-        await trio.lowlevel.checkpoint()
-        if not prepared.is_heavy:
-            try:
-                return self._begin_now(request, prepared)
-            except trio.WouldBlock:
-                pass
         index = -1
-        with self.keep_open(), trio.CancelScope() as scope:
+        with self._more_to_come(), trio.CancelScope() as scope:
             self._waiting.add(scope)
             try:
+                await trio.lowlevel.checkpoint()
                 index = await self._begin(request, prepared)
             finally:
                 self._waiting.discard(scope)
@@ -180,23 +189,25 @@ class RequestGroup(Generic[ResultT]):
     def keep_open(self) -> Iterator[None]:
         """While this block lasts, the outcomes do not end: there is more to come.
 
-        For tasks that submit now and then, while others receive.
+        For tasks that submit now and then, while others receive. They end with the block even if
+        nothing was submitted.
         """
+        self._exchange.home.check()
         self._began = True
+        with self._more_to_come():
+            yield
+
+    @contextmanager
+    def _more_to_come(self) -> Iterator[None]:
         self._coming += 1
         try:
             yield
         finally:
             self._coming -= 1
-            self._outcomes.tell_end()
+            self._tell_end()
 
     def _prepare(self, request: GenerateRequest) -> Prepared:
-        self._exchange.home.check()
-        if self._closed:
-            raise trio.ClosedResourceError(CLOSED)
-        if not self._entered:
-            msg = "the group's block has not been entered: use it in async with"
-            raise LocalProtocolError(msg)
+        self.check_open()
         check_request(request)
         return self._preparation.prepare(
             request.prompt,
@@ -223,8 +234,8 @@ class RequestGroup(Generic[ResultT]):
             self._admission.leave()
 
     def _add(self, member: _Member[ResultT], request_id: int) -> int:
-        index = member.index = self._next_index
-        member.request_id = request_id
+        index = self._next_index
+        member.begin(index, request_id)
         self._members[index] = member
         self._next_index += 1
         self._began = True
@@ -246,10 +257,11 @@ class RequestGroup(Generic[ResultT]):
         if index is None:
             self._drop(list(self._members))
             return
-        if not 0 <= to_int(index, "index") < self._next_index:
+        number = to_int(index, "index")
+        if not 0 <= number < self._next_index:
             msg = f"index must be what submitting a request of this group returned, not {index}"
             raise ValueError(msg)
-        self._drop([index])
+        self._drop([number])
 
     def _drop(self, indices: list[int]) -> None:
         """Ends members that nobody wants to hear of any more."""
@@ -257,42 +269,63 @@ class RequestGroup(Generic[ResultT]):
             member = self._members.pop(index, None)
             if member is None:
                 continue
-            member.wanted = False
             if member.ended:
                 self._outcomes.note_unwanted()
             else:
                 self._exchange.abandon(member.request_id)
         self._admission.admit()
-        self._outcomes.tell_end()
+        self._tell_end()
 
     # What the outcomes need
 
+    def check_open(self) -> None:
+        """Raises what using the group outside of its block raises."""
+        self._exchange.home.check()
+        if self._closed:
+            raise trio.ClosedResourceError(CLOSED)
+        if not self._entered:
+            msg = "the group's block has not been entered: use it in async with"
+            raise LocalProtocolError(msg)
+
+    def check_more(self) -> None:
+        """Raises what receiving raises when no outcome will come."""
+        if self._is_done:
+            raise trio.EndOfChannel
+        if self._exchange.is_leaving:
+            raise client_closed()
+
     @property
-    def done(self) -> bool:
-        """Whether something was submitted, and nothing of it is outstanding."""
+    def _is_done(self) -> bool:
         return self._began and not self._members and not self._coming
 
-    def check_home(self) -> None:
-        """Raises `RuntimeError` in another thread or process than the client's own."""
-        self._exchange.home.check()
+    def _tell_end(self) -> None:
+        if self._is_done:
+            self._outcomes.wake_all()
 
-    def note_end(self, member: _Member[ResultT]) -> None:
+    def note_end(self, index: int) -> None:
         """A member has ended."""
-        self._outcomes.put(member)
+        self._outcomes.put(index)
 
     def note_failure(self) -> None:
         """A final reply that makes no sense was taken for a completion."""
         self._exchange.recount_as_failed()
 
-    def take(self, member: _Member[ResultT]) -> Outcome[ResultT]:
-        """Lets a member go, and tells what became of it."""
-        del self._members[member.index]
+    def has(self, index: int) -> bool:
+        """Whether there is such a member."""
+        return index in self._members
+
+    def take(self, index: int | None) -> Outcome[ResultT] | None:
+        """Lets a member go, and tells what became of it; None, if it is none any more."""
+        member = None if index is None else self._members.pop(index, None)
+        if member is None:
+            return None
         self._admission.admit()
-        self._outcomes.tell_end()
+        self._tell_end()
         try:
             return Outcome(member.index, member.request, completion=self._completion(member))
         except Exception as error:  # noqa: BLE001 - is the outcome
-            return Outcome(member.index, member.request, error=error)
+            plain = error.with_traceback(None)  # which would keep the reply for as long
+            return Outcome(member.index, member.request, error=plain)
 
     def _completion(self, member: _Member[ResultT]) -> ResultT:
         if member.error is not None:
@@ -326,12 +359,11 @@ class _Member(Generic[ResultT]):
         body: the final reply, packed.
         error: what it ended with instead.
         ended: whether it has.
-        wanted: whether anybody wants to know.
     """
 
     __slots__ = (
         *("_group", "asked", "began_at", "body", "ended", "ended_at", "error", "index"),
-        *("request", "request_id", "wanted"),
+        *("request", "request_id"),
     )
 
     heir = None
@@ -343,11 +375,15 @@ class _Member(Generic[ResultT]):
         self.request = request
         self.asked = asked
         self.index = self.request_id = -1
-        self.began_at = self.ended_at = trio.current_time()
+        self.began_at = self.ended_at = 0.0
         self.body: Frame = b""
         self.error: Exception | None = None
         self.ended = False
-        self.wanted = True
+
+    def begin(self, index: int, request_id: int) -> None:
+        """It was handed over just now."""
+        self.index, self.request_id = index, request_id
+        self.began_at = trio.current_time()
 
     def partial(self, body: Frame) -> None:
         """A partial result came, for which nobody has asked."""
@@ -375,18 +411,19 @@ class _Member(Generic[ResultT]):
         self.error = error
         self.ended = True
         self.ended_at = trio.current_time()
-        self._group.note_end(self)
+        self._group.note_end(self.index)
 
 
 class _Outcomes(trio.abc.ReceiveChannel[Outcome[ResultT]], Generic[ResultT]):
-    """What has become of a group's requests, in a memory channel, decoded by whoever receives it.
+    """What has become of a group's requests, decoded by whoever receives it.
 
-    What nobody wants any more stays in there for a while. None tells whoever waits to look again.
+    The indices of those that nobody wants any more stay in the channel for a while. None tells
+    whoever waits to look again.
     """
 
     def __init__(self, group: RequestGroup[ResultT]) -> None:
         self._group = group
-        self._send, self._receive = trio.open_memory_channel[_Member[ResultT] | None](math.inf)
+        self._send, self._receive = trio.open_memory_channel[int | None](math.inf)
         self._unwanted = 0
 
     @trio.lowlevel.enable_ki_protection
@@ -395,17 +432,18 @@ class _Outcomes(trio.abc.ReceiveChannel[Outcome[ResultT]], Generic[ResultT]):
 
         Raises:
             trio.EndOfChannel: nothing that was submitted is outstanding.
-            trio.ClosedResourceError: the group is closed.
+            trio.ClosedResourceError: the group is closed, or the client, and nothing is unread.
         """
-        self._group.check_home()
+        self._group.check_open()
         await trio.lowlevel.checkpoint()
         while True:  # noqa: ASYNC913 - what goes round waits for the channel
             try:
                 return self.receive_nowait()
             except trio.WouldBlock:
-                member = await self._receive.receive()
-            if member is not None and member.wanted:
-                return self._group.take(member)
+                pass
+            outcome = self._group.take(await self._receive.receive())
+            if outcome is not None:
+                return outcome
 
     @trio.lowlevel.enable_ki_protection
     def receive_nowait(self) -> Outcome[ResultT]:
@@ -414,16 +452,16 @@ class _Outcomes(trio.abc.ReceiveChannel[Outcome[ResultT]], Generic[ResultT]):
         Raises:
             trio.WouldBlock: nothing has finished.
         """
-        self._group.check_home()
+        self._group.check_open()
         while True:
             try:
-                member = self._receive.receive_nowait()
+                index = self._receive.receive_nowait()
             except trio.WouldBlock:
-                if self._group.done:
-                    raise trio.EndOfChannel from None
+                self._group.check_more()
                 raise
-            if member is not None and member.wanted:
-                return self._group.take(member)
+            outcome = self._group.take(index)
+            if outcome is not None:
+                return outcome
             self._unwanted -= 1
 
     async def aclose(self) -> None:
@@ -431,15 +469,14 @@ class _Outcomes(trio.abc.ReceiveChannel[Outcome[ResultT]], Generic[ResultT]):
         self._group.close()
         await trio.lowlevel.checkpoint()
 
-    def put(self, member: _Member[ResultT]) -> None:
+    def put(self, index: int) -> None:
         """A member has ended."""
-        self._send.send_nowait(member)
+        self._send.send_nowait(index)
 
-    def tell_end(self) -> None:
-        """Tells whoever waits, if nothing comes any more."""
-        if self._group.done:
-            for _ in range(self._receive.statistics().tasks_waiting_receive):
-                self._send.send_nowait(None)
+    def wake_all(self) -> None:
+        """Lets whoever waits look again."""
+        for _ in range(self._receive.statistics().tasks_waiting_receive):
+            self._send.send_nowait(None)
 
     def note_unwanted(self) -> None:
         """One that has ended is not wanted any more."""
@@ -448,13 +485,9 @@ class _Outcomes(trio.abc.ReceiveChannel[Outcome[ResultT]], Generic[ResultT]):
         if self._unwanted > TOLERATED_UNWANTED and self._unwanted > unread / 2:
             self._take_out_unwanted()
 
-    def close(self) -> None:
-        """Nothing is received any more."""
-        self._receive.close()
-
     def _take_out_unwanted(self) -> None:
         self._unwanted = 0
         for _ in range(self._receive.statistics().current_buffer_used):
-            member = self._receive.receive_nowait()
-            if member is not None and member.wanted:
-                self._send.send_nowait(member)
+            index = self._receive.receive_nowait()
+            if index is not None and self._group.has(index):
+                self._send.send_nowait(index)
