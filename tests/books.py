@@ -20,3 +20,4 @@ def check_books(client: InferenceClient[Any], **expected: int) -> None:
     session = client._exchange._session
     assert (session._running, session._finishing, session._aborting) == ({}, {}, {})
     assert client._exchange._scopes == 0
+    assert client._exchange._admission._promised == 0

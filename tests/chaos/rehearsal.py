@@ -19,6 +19,7 @@ from tests.chaos.site import Site
 from trio_infer import (
     Completion,
     ConnectionLost,
+    GenerateRequest,
     InferenceClient,
     RemoteProtocolError,
     RequestFailed,
@@ -149,6 +150,7 @@ class _User:
                 connect_timeout=None,
                 heartbeat_timeout=4 * self._moment,
                 close_timeout=20 * self._moment,
+                max_in_flight=self._rng.choice([None, 1, 4]),
             ) as client:
                 async with trio.open_nursery() as nursery:
                     if self._rng.random() < 0.5:
@@ -246,4 +248,17 @@ async def _prefill(
     return None
 
 
-WAYS = (_generate, _read, _break_off, _finish_early, _prefill)
+async def _group(
+    client: InferenceClient, prompt: str, params: SamplingParams, idle: _Idle
+) -> Completion | None:
+    async with client.open_group(max_concurrency=3) as group, trio.open_nursery() as nursery:
+        for _ in range(5):
+            nursery.start_soon(group.submit, GenerateRequest(prompt, params))
+        outcome = await group.outcomes.receive()
+        await idle()
+        group.cancel()  # and so does the end of the block what is submitted from now on
+        nursery.cancel_scope.cancel()
+    return outcome.unwrap()
+
+
+WAYS = (_generate, _read, _break_off, _finish_early, _prefill, _group)

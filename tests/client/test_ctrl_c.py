@@ -16,7 +16,13 @@ import trio
 import trio_infer
 from tests.peers import Received, ScriptedCoordinator, scripted_coordinator
 from tests.waiting import until
-from trio_infer import InferenceClient, SamplingParams, connect_client, open_client
+from trio_infer import (
+    GenerateRequest,
+    InferenceClient,
+    SamplingParams,
+    connect_client,
+    open_client,
+)
 from trio_infer.protocol.client_codec import ClientCodec
 from trio_infer.protocol.dialect import Kind
 from trio_infer.protocol.session import Session
@@ -231,6 +237,16 @@ async def use_everything(client: InferenceClient) -> None:
         await stream.finish_early()
     with trio.move_on_after(0.001):
         await client.generate("hi", LONG)
+    async with client.open_group(max_concurrency=2) as group:
+        for params in (SHORT, LONG, SHORT):  # the third one waits for its turn
+            await group.submit(GenerateRequest("hi", params))
+            if params is LONG:
+                await group.outcomes.receive()
+        await group.outcomes.receive()
+        group.submit_nowait(GenerateRequest("hi", SHORT))
+        group.cancel()
+        async for _ in group.outcomes:
+            pass
     async with client.prefill([1, 2, 3]):
         async with client.engines.paused(confirm=nothing, epoch=1):
             pass
@@ -249,7 +265,7 @@ async def through_the_second_door(address: str, clients: list[InferenceClient]) 
             await use_everything(client)
 
 
-LINES: Final = range(20, 800, 60)
+LINES: Final = range(20, 1240, 80)
 """Where it comes by default. All of them take minutes."""
 
 

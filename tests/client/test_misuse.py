@@ -20,8 +20,10 @@ from tests.waiting import until
 from trio_infer import (
     Completion,
     CompletionStream,
+    GenerateRequest,
     InferenceClient,
     LocalProtocolError,
+    RequestGroup,
     SamplingParams,
     open_client,
 )
@@ -45,11 +47,13 @@ async def enter(block: Any) -> None:
 
 @attrs.frozen
 class Things:
-    """What there is to misuse: a client, a request that runs, and one that was not entered."""
+    """What there is to misuse: a client, what runs, and what was not entered."""
 
     client: InferenceClient
     stream: CompletionStream[Completion]
     unentered: CompletionStream[Completion]
+    group: RequestGroup[Completion]
+    unentered_group: RequestGroup[Completion]
 
     def check_all_is_as_it_was(self) -> None:
         statistics = self.client.statistics()
@@ -62,8 +66,8 @@ class Things:
 async def things(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> AsyncIterator[Things]:
-    async with client.stream("hi", LONG) as stream:
-        yield Things(client, stream, client.stream("another"))
+    async with client.stream("hi", LONG) as stream, client.open_group() as group:
+        yield Things(client, stream, client.stream("another"), group, client.open_group())
 
 
 # Every public method that does anything, in one task's words. The first are plain functions.
@@ -81,10 +85,16 @@ PLAIN: Final[dict[str, Callable[[Things], object]]] = {
     "start_cuda_profiler": lambda it: it.client.engines.start_cuda_profiler(),
     "stop_cuda_profiler": lambda it: it.client.engines.stop_cuda_profiler(),
     "receive_nowait": lambda it: it.stream.receive_nowait(),
+    "submit_nowait": lambda it: it.group.submit_nowait(GenerateRequest("no")),
+    "receive_nowait of a group": lambda it: it.group._outcomes.receive_nowait(),
 }
 CLOSING: Final[dict[str, Callable[[Things], object]]] = {
     "close a stream": lambda it: it.stream.close(),
     "close another": lambda it: it.unentered.close(),
+    "cancel": lambda it: it.group.cancel(),
+    "keep open": lambda it: it.group.keep_open().__enter__(),
+    "close a group": lambda it: it.group.close(),
+    "close another group": lambda it: it.unentered_group.close(),
 }
 WAITING: Final[dict[str, Callable[[Things], Coroutine[Any, Any, object]]]] = {
     "generate": lambda it: it.client.generate("no"),
@@ -98,9 +108,13 @@ WAITING: Final[dict[str, Callable[[Things], Coroutine[Any, Any, object]]]] = {
     "result": lambda it: it.stream.result(),
     "finish_early": lambda it: it.stream.finish_early(),
     "enter": lambda it: enter(it.unentered),
+    "submit": lambda it: it.group.submit(GenerateRequest("no")),
+    "receive of a group": lambda it: it.group.outcomes.receive(),
+    "enter a group": lambda it: enter(it.unentered_group),
 }
 LEAVING: Final[dict[str, Callable[[Things], Coroutine[Any, Any, object]]]] = {
     "aclose of a stream": lambda it: it.stream.aclose(),
+    "aclose of outcomes": lambda it: it.group.outcomes.aclose(),
     "aclose": lambda it: it.client.aclose(),
 }
 
