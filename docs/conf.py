@@ -46,12 +46,16 @@ nitpick_ignore = [("py:class", name) for name in ALIASES]
 # so that the documentation can be built without a network.
 nitpick_ignore_regex = [
     (r"py:class", r"trio_infer\.protocol\.dialect\.(Kind|Layout)"),  # of the table, not public
+    (r"py:class", r"trio_infer\.models\.prompt\.SupportsToList"),  # a part of Prompt, told there
     (r"py:.*", r"trio_infer\.models\.result\.ResultT"),  # told by each method that returns it
     (r"py:.*", r"(attrs?|cattrs|collections|contextlib|enum|numpy|trio|typing|zmq)\..*"),
 ]
 
 # How these are made is no business of those who get them.
-GIVEN = ("InferenceClient", "CompletionStream", "EngineControl", "Dialect", "EmbeddedCoordinator")
+GIVEN = (
+    *("InferenceClient", "CompletionStream", "RequestGroup", "EngineControl", "Dialect"),
+    "EmbeddedCoordinator",
+)
 
 
 def hide_signature(_app: Sphinx, what: str, name: str, *_: object) -> tuple[str, None] | None:

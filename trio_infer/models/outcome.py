@@ -25,7 +25,8 @@ class GenerateRequest:
             are packed faster.
         multi_modal_data: the media that the prompt speaks of.
         offload_params: passed on to the engine as they are.
-        kv_handoff: what another deployment's `prefill` has computed of this very prompt.
+        kv_handoff: what another deployment's `InferenceClient.prefill` has computed of this very
+            prompt.
         tag: whatever you want to find again at its `Outcome`; stays here.
     """
 
