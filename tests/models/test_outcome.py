@@ -22,7 +22,7 @@ def test_a_request_holds_what_it_was_given_unchanged() -> None:
 
 def test_only_prompt_and_parameters_are_given_by_position() -> None:
     with pytest.raises(TypeError):
-        GenerateRequest("hi", None, {"image": b"png"})  # type: ignore[misc]
+        GenerateRequest("hi", None, {"image": b"png"})  # type: ignore[call-arg]
 
 
 def test_requests_and_outcomes_cannot_be_changed() -> None:
