@@ -289,7 +289,6 @@ async def by_closing(
 async def by_finishing_early(
     coordinator: ScriptedCoordinator, stream: CompletionStream[Any], submission: Received
 ) -> None:
-    coordinator.answers_aborts = False
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(stream.finish_early)
@@ -335,6 +334,7 @@ FREEING: Final = (
 async def test_a_place_is_free_as_soon_as_its_request_has_ended_or_the_abort_is_sent(
     coordinator: ScriptedCoordinator, free: Callable[..., Awaitable[None]]
 ) -> None:
+    coordinator.answers_aborts = False
     async with open_client(coordinator.address, max_in_flight=1) as client:
         async with trio.open_nursery() as nursery, client.stream("first", LONG) as stream:
             submission = await coordinator.submission()
@@ -346,7 +346,7 @@ async def test_a_place_is_free_as_soon_as_its_request_has_ended_or_the_abort_is_
             following = await coordinator.submission()
             assert client.statistics().waiting == 0
             coordinator.reply(following, [2])
-        if free is by_finishing_early:
+        if client.statistics().aborting:
             coordinator.reply(submission, [1])
         await settled(client)
         check_nothing_is_promised(client)
@@ -455,6 +455,31 @@ async def test_whoever_waits_is_told_when_the_client_is_closed_and_nothing_is_se
     assert len(refused) == len(WAYS) * 3
     assert coordinator.kinds == [Kind.SUBMIT_REQUEST, Kind.ABORT_REQUEST]
     check_nothing_is_promised(client)
+
+
+@WITHOUT_ABORT
+async def test_without_abort_whoever_waits_is_told_although_no_place_becomes_free(
+    dialect: str,
+) -> None:
+    async with scripted_coordinator("memory://*", dialect=dialect) as coordinator:
+        async with open_client(coordinator.address, dialect=dialect, max_in_flight=1) as client:
+
+            async def is_refused() -> None:
+                with pytest.raises(trio.ClosedResourceError):
+                    await client.generate("never", LONG)
+
+            async with trio.open_nursery() as leaving:
+                async with client.stream("runs", LONG):
+                    submission = await coordinator.submission()
+                    async with trio.open_nursery() as nursery:
+                        for _ in range(3):
+                            nursery.start_soon(is_refused)
+                        await trio.testing.wait_all_tasks_blocked()
+                        leaving.start_soon(client.aclose)
+                assert client.statistics().aborting == 1
+                coordinator.reply(submission, [1])
+        assert len(coordinator.log) == 1
+        check_nothing_is_promised(client)
 
 
 async def test_a_cancelled_client_with_waiters_leaves_at_once(

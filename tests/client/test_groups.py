@@ -857,17 +857,18 @@ async def test_a_submission_cancelled_in_the_tick_of_its_turn_passes_the_turn_on
     assert group._admission._promised == 0
 
 
-async def closes_itself(group: Group, client: InferenceClient) -> None:
-    await group.outcomes.aclose()
+async def close_groups(client: InferenceClient, *groups: Group) -> None:
+    for group in groups:
+        group.close()
 
 
-async def closes_the_client(group: Group, client: InferenceClient) -> None:
+async def close_client(client: InferenceClient, *groups: Group) -> None:
     await client.aclose()
 
 
-@pytest.mark.parametrize("close", [closes_itself, closes_the_client])
+@pytest.mark.parametrize("close", [close_groups, close_client])
 async def test_who_submits_or_receives_while_it_is_closed_is_told(
-    coordinator: ScriptedCoordinator, close: Callable[[Group, InferenceClient], Awaitable[None]]
+    coordinator: ScriptedCoordinator, close: Callable[..., Awaitable[None]]
 ) -> None:
     refused: list[str] = []
     large = asked("x" * (HEAVY_BYTES + 1))
@@ -891,8 +892,7 @@ async def test_who_submits_or_receives_while_it_is_closed_is_told(
                     for each in (full, group):  # these are at their first checkpoint
                         nursery.start_soon(is_refused, each.submit, asked())
                     await trio.lowlevel.checkpoint()
-                    await close(full, client)
-                    await close(group, client)
+                    await close(client, group, full)  # whose place the other one waits for
             assert len(refused) == 8
             for each in (full, group):
                 with pytest.raises(trio.ClosedResourceError):
