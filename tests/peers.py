@@ -13,7 +13,7 @@ from trio_infer import ConnectError
 from trio_infer.protocol.coordinator_codec import ClientMessage, CoordinatorCodec
 from trio_infer.protocol.dialect import Dialect, Kind
 from trio_infer.protocol.dialects import FRAMED, resolve_dialect
-from trio_infer.sockets import ROUTER, Link, NotConnected, network_of
+from trio_infer.sockets import ROUTER, Link, NotConnected, Socket, network_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
