@@ -9,7 +9,7 @@ import attrs
 import trio
 import trio.testing
 
-from tests.chaos.running import scheduled_by
+from tests.scheduling import scheduled_by
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
