@@ -7,7 +7,7 @@ the requests that run, or before them, if the whole is to fail fast.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sized
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -95,7 +95,7 @@ async def as_completed(
     """
     check_client(client)
     limit = to_limit(max_concurrency, "max_concurrency")
-    if limit is None and not isinstance(requests, Sized):
+    if limit is None and not _has_length(requests):
         msg = "max_concurrency is required for requests without a length, which may be endless"
         raise ValueError(msg)
     async with completing(client, requests, limit) as outcomes:
@@ -118,7 +118,8 @@ async def completing(
         limit: how many may run, or be unread, at a time; None: any number.
         fail_fast: whether an error of ``requests`` ends what runs.
     """
-    taking = iter(requests) if isinstance(requests, Iterable) else aiter(requests)
+    # A progress bar may be both, and is fit for the one as well as for the other.
+    taking = aiter(requests) if isinstance(requests, AsyncIterable) else iter(requests)
     async with client.open_group() as group:
         feed = _Feed(group, taking, limit, fail_fast=fail_fast)
         async with running_behind(feed.run):
@@ -128,6 +129,14 @@ async def completing(
                 group.close()  # before the taking is given up, which may take a while
         if feed.error is not None and not feed.told:
             raise feed.error
+
+
+def _has_length(requests: object) -> bool:
+    try:
+        len(requests)  # type: ignore[arg-type]  # a progress bar finds out only now
+    except TypeError:
+        return False
+    return True
 
 
 class _Feed:
@@ -169,6 +178,7 @@ class _Feed:
         if self._room is not None:
             self._room.release()
 
+    @trio.lowlevel.disable_ki_protection  # the caller's iterable may hang
     async def _submit_all(self) -> None:
         requests = self._requests
         while True:
@@ -197,7 +207,8 @@ class _Completed(trio.abc.ReceiveChannel[Outcome[Completion]]):
         except (trio.EndOfChannel, trio.ClosedResourceError):
             if self._feed.error is None:
                 raise
-            self._feed.told = True
+            # An end of the channel would end a loop over this one: it is told behind the block.
+            self._feed.told = not isinstance(self._feed.error, trio.EndOfChannel)
             raise self._feed.error from None
         self._feed.make_room()
         return outcome
