@@ -15,7 +15,7 @@ import trio
 import trio.testing
 
 from tests.echoing import echo
-from tests.fanout.running import running_client
+from tests.fanout.running import EITHER_WAY, ERROR, asking, running_client, submissions
 from tests.waiting import until
 from trio_infer import (
     ConnectionLost,
@@ -33,13 +33,7 @@ from trio_infer.protocol.dialect import Kind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.peers import Received, ScriptedCoordinator
-
-ERROR = {"status": "FAILED", "events": [{"type": "ERROR_NONTRANSIENT", "timestamp": 0.0}]}
-
-
-def asking(*prompts: str) -> list[GenerateRequest]:
-    return [GenerateRequest(prompt) for prompt in prompts]
+    from tests.peers import ScriptedCoordinator
 
 
 class Counted(Iterable[GenerateRequest]):
@@ -76,13 +70,6 @@ class CountedSlowly(AsyncIterator[GenerateRequest]):
         raise StopAsyncIteration
 
 
-EITHER_WAY = pytest.mark.parametrize(
-    "strict",
-    [
-        True,
-        pytest.param(False, marks=pytest.mark.filterwarnings("ignore:.*strict_exception_groups")),
-    ],
-)
 ENDLESS = pytest.mark.parametrize("make", [Counted, CountedSlowly])
 
 
@@ -97,16 +84,13 @@ class WithNursery(AsyncIterator[GenerateRequest]):
             return request
         async with trio.open_nursery() as nursery:
             nursery.start_soon(fail)
+            nursery.start_soon(trio.sleep_forever)
         raise StopAsyncIteration
 
 
 async def fail() -> None:
     await trio.lowlevel.checkpoint()
     raise LookupError
-
-
-async def submissions(coordinator: ScriptedCoordinator, number: int) -> list[Received]:
-    return [await coordinator.submission() for _ in range(number)]
 
 
 async def settled(client: InferenceClient) -> None:
@@ -476,6 +460,18 @@ async def test_closing_the_outcomes_ends_what_runs_and_lets_readers_go(
             assert client.statistics().in_flight == 0
         await expect_closed(outcomes)
     assert requests.taken <= 3
+
+
+@pytest.mark.parametrize("steps", range(8))
+async def test_nothing_is_submitted_any_more_once_the_outcomes_are_closed(
+    client: InferenceClient, steps: int
+) -> None:
+    async with as_completed(client, Counted(), max_concurrency=3) as outcomes:
+        for _ in range(steps):
+            await trio.lowlevel.checkpoint()
+        await outcomes.aclose()
+        await trio.testing.wait_all_tasks_blocked()
+        assert client.statistics().in_flight == client.statistics().waiting == 0
 
 
 async def expect_closed(outcomes: trio.abc.ReceiveChannel[Outcome]) -> None:

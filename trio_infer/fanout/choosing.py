@@ -54,6 +54,8 @@ async def race(
     ):
         losers: list[Outcome[Completion]] = []
         async for judged in verdicts:
+            if isinstance(judged, Exception):
+                raise judged
             if judged.verdict:
                 return judged.outcome.unwrap()
             losers.append(judged.outcome)
@@ -129,6 +131,8 @@ async def best_of(
         judging(outcomes, score) as verdicts,
     ):
         async for judged in verdicts:
+            if isinstance(judged, Exception):
+                raise judged
             seen.append(judged.outcome)
             if judged.outcome.completion is None:
                 continue

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..groups import RequestGroup
     from ..models import GenerateRequest
 
-__all__ = ["as_completed", "check_client", "completing", "gather"]
+__all__ = ["Completed", "as_completed", "check_client", "completing", "gather"]
 
 _END: Final[Any] = object()
 
@@ -109,7 +109,7 @@ async def completing(
     limit: int | None,
     *,
     fail_fast: bool = False,
-) -> AsyncGenerator[trio.abc.ReceiveChannel[Outcome[Completion]]]:
+) -> AsyncGenerator[Completed]:
     """Runs requests, and yields how they end.
 
     Args:
@@ -124,7 +124,7 @@ async def completing(
         feed = _Feed(group, taking, limit, fail_fast=fail_fast)
         async with running_behind(feed.run):
             try:
-                yield _Completed(group, feed)
+                yield Completed(group, feed)
             finally:
                 group.close()  # before the taking is given up, which may take a while
         if feed.error is not None and not feed.told:
@@ -193,7 +193,7 @@ class _Feed:
             await self._group.submit(request)
 
 
-class _Completed(trio.abc.ReceiveChannel[Outcome[Completion]]):
+class Completed(trio.abc.ReceiveChannel[Outcome[Completion]]):
     """The outcomes of a group, each of which makes room for the next request."""
 
     def __init__(self, group: RequestGroup[Completion], feed: _Feed) -> None:
@@ -213,6 +213,11 @@ class _Completed(trio.abc.ReceiveChannel[Outcome[Completion]]):
         self._feed.make_room()
         return outcome
 
+    def close(self) -> None:
+        """Aborts what runs, and takes no more. May be called again."""
+        self._group.close()
+
     async def aclose(self) -> None:
-        """Aborts what runs, and takes no more."""
-        await self._group.outcomes.aclose()
+        """As `close`."""
+        self.close()
+        await trio.lowlevel.checkpoint()

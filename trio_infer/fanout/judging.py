@@ -17,6 +17,8 @@ from ..models import Completion, Outcome
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
+    from .completing import Completed
+
 __all__ = ["Judged", "judging"]
 
 Verdict = TypeVar("Verdict")
@@ -32,55 +34,42 @@ class Judged(Generic[Verdict]):
 
 @asynccontextmanager
 async def judging(
-    outcomes: trio.abc.ReceiveChannel[Outcome[Completion]],
-    judge: Callable[[Completion], Verdict | Awaitable[Verdict]],
-) -> AsyncGenerator[trio.abc.ReceiveChannel[Judged[Verdict]]]:
+    outcomes: Completed, judge: Callable[[Completion], Verdict | Awaitable[Verdict]]
+) -> AsyncGenerator[trio.MemoryReceiveChannel[Judged[Verdict] | Exception]]:
     """Judges completions as they come, and yields the verdicts as they come.
 
     Where judging waits, several are judged at once, so that a slow judge of one holds up no other.
-    What a judge raises comes out of receiving. Leaving the block cancels the judges.
+    What a judge raises is yielded, and not raised: it might be what ends a loop over a channel.
+    Leaving the block closes the outcomes, and cancels the judges.
     """
     send, receive = trio.open_memory_channel[Judged[Verdict] | Exception](math.inf)
     async with running_behind(partial(_judge_all, outcomes, judge, send)):
-        yield _Verdicts(receive)
+        try:
+            yield receive
+        finally:
+            outcomes.close()  # before the judges are given up, which may take a while
 
 
-class _Verdicts(trio.abc.ReceiveChannel[Judged[Verdict]], Generic[Verdict]):
-    """Verdicts, or what was raised instead of one."""
-
-    def __init__(self, channel: trio.MemoryReceiveChannel[Judged[Verdict] | Exception]) -> None:
-        self._channel = channel
-
-    async def receive(self) -> Judged[Verdict]:
-        """Waits for the next verdict."""
-        judged = await self._channel.receive()
-        if isinstance(judged, Exception):
-            raise judged
-        return judged
-
-    async def aclose(self) -> None:
-        """Receives no more."""
-        await self._channel.aclose()
-
-
+@trio.lowlevel.disable_ki_protection  # the caller's judge may hang
 async def _judge_all(
-    outcomes: trio.abc.ReceiveChannel[Outcome[Completion]],
+    outcomes: Completed,
     judge: Callable[[Completion], Verdict | Awaitable[Verdict]],
     send: trio.MemorySendChannel[Judged[Verdict] | Exception],
 ) -> None:
-    async with send, trio.open_nursery() as nursery:
-        try:
-            async for outcome in outcomes:
-                if outcome.completion is None:
-                    send.send_nowait(Judged(outcome))
-                    continue
-                verdict = judge(outcome.completion)
-                if inspect.isawaitable(verdict):
-                    nursery.start_soon(_finish, outcome, verdict, send)
-                else:
-                    send.send_nowait(Judged(outcome, verdict))
-        except Exception as error:  # noqa: BLE001 - raised by whoever receives
-            send.send_nowait(error)
+    with send:  # a checkpoint here might replace Ctrl-C: who receives cancels what has ended
+        async with trio.open_nursery() as nursery:
+            try:
+                async for outcome in outcomes:
+                    if outcome.completion is None:
+                        send.send_nowait(Judged(outcome))
+                        continue
+                    verdict = judge(outcome.completion)
+                    if inspect.isawaitable(verdict):
+                        nursery.start_soon(_finish, outcome, verdict, send)
+                    else:
+                        send.send_nowait(Judged(outcome, verdict))
+            except Exception as error:  # noqa: BLE001 - told to whoever receives
+                send.send_nowait(error)
 
 
 async def _finish(  # noqa: ASYNC910 - an awaitable need not wait
@@ -90,6 +79,6 @@ async def _finish(  # noqa: ASYNC910 - an awaitable need not wait
 ) -> None:
     try:
         judged: Judged[Verdict] | Exception = Judged(outcome, await verdict)
-    except Exception as error:  # noqa: BLE001 - raised by whoever receives
+    except Exception as error:  # noqa: BLE001 - told to whoever receives
         judged = error
     send.send_nowait(judged)
