@@ -14,6 +14,7 @@ from trio_infer.errors import (
     ConnectTimeout,
     InferenceError,
     LocalProtocolError,
+    NoneAccepted,
     ProtocolError,
     RemoteProtocolError,
     RequestFailed,
@@ -85,6 +86,7 @@ def test_a_failure_brings_the_engines_reply() -> None:
         ConnectTimeout("late"),
         ConnectionLost("gone", tokens=[1, 2]),
         RequestFailed("failed", completion=COMPLETION, retryable=False),
+        NoneAccepted("nobody"),
     ],
     ids=lambda error: type(error).__name__,
 )

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import trio
 
 from tests.echoing import echo
 from tests.peers import scripted_coordinator
+from tests.waiting import until
 from trio_infer import GenerateRequest, InferenceClient, open_client
 from trio_infer.background import running_behind
+from trio_infer.protocol.dialect import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from tests.peers import Received, ScriptedCoordinator
 
-__all__ = ["EITHER_WAY", "ERROR", "asking", "running_client", "submissions"]
+__all__ = [
+    "EITHER_WAY",
+    "ERROR",
+    "Result",
+    "aborted",
+    "asking",
+    "running_client",
+    "settled",
+    "submissions",
+]
 
 ERROR = {"status": "FAILED", "events": [{"type": "ERROR_NONTRANSIENT", "timestamp": 0.0}]}
 """The fields of a reply that a request has failed."""
@@ -39,6 +51,41 @@ def asking(*prompts: str) -> list[GenerateRequest]:
 async def submissions(coordinator: ScriptedCoordinator, number: int) -> list[Received]:
     """The next ones, waited for."""
     return [await coordinator.submission() for _ in range(number)]
+
+
+async def settled(client: InferenceClient) -> None:
+    """Waits until the coordinator has seen all aborts."""
+    await until(lambda: not client.statistics().aborting)
+
+
+def aborted(coordinator: ScriptedCoordinator) -> list[int]:
+    """Which requests were, in the order of their numbers."""
+    return sorted(coordinator.of(Kind.ABORT_REQUEST))
+
+
+class Result:
+    """What comes of a coroutine that runs beside the test.
+
+    Attributes:
+        value: what it returned.
+        error: what it raised.
+    """
+
+    def __init__(self) -> None:
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self._done = trio.Event()
+
+    async def run(self, act: Callable[[], Any]) -> None:
+        try:
+            self.value = await act()
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            self.error = error
+        self._done.set()
+
+    async def wait(self) -> Result:
+        await self._done.wait()
+        return self
 
 
 @asynccontextmanager

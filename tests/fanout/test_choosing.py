@@ -14,7 +14,16 @@ import trio
 import trio.testing
 
 from tests.chaos.running import scheduled_by
-from tests.fanout.running import EITHER_WAY, ERROR, asking, running_client, submissions
+from tests.fanout.running import (
+    EITHER_WAY,
+    ERROR,
+    Result,
+    aborted,
+    asking,
+    running_client,
+    settled,
+    submissions,
+)
 from tests.waiting import until
 from trio_infer import (
     Completion,
@@ -36,42 +45,8 @@ if TYPE_CHECKING:
     from tests.peers import Received, ScriptedCoordinator
 
 
-async def settled(client: InferenceClient) -> None:
-    """Waits until the coordinator has seen all aborts."""
-    await until(lambda: not client.statistics().aborting)
-
-
-def aborted(coordinator: ScriptedCoordinator) -> list[int]:
-    return sorted(coordinator.of(Kind.ABORT_REQUEST))
-
-
 def says(*tokens: int) -> Callable[[Completion], bool]:
     return lambda completion: completion.generated_tokens == list(tokens)
-
-
-class Result:
-    """What comes of a coroutine that runs beside the test.
-
-    Attributes:
-        value: what it returned.
-        error: what it raised.
-    """
-
-    def __init__(self) -> None:
-        self.value: Any = None
-        self.error: BaseException | None = None
-        self._done = trio.Event()
-
-    async def run(self, act: Callable[[], Any]) -> None:
-        try:
-            self.value = await act()
-        except Exception as error:  # noqa: BLE001 - the test looks at it
-            self.error = error
-        self._done.set()
-
-    async def wait(self) -> Result:
-        await self._done.wait()
-        return self
 
 
 # race

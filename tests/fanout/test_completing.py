@@ -15,8 +15,7 @@ import trio
 import trio.testing
 
 from tests.echoing import echo
-from tests.fanout.running import EITHER_WAY, ERROR, asking, running_client, submissions
-from tests.waiting import until
+from tests.fanout.running import EITHER_WAY, ERROR, asking, running_client, settled, submissions
 from trio_infer import (
     ConnectionLost,
     GenerateRequest,
@@ -91,11 +90,6 @@ class WithNursery(AsyncIterator[GenerateRequest]):
 async def fail() -> None:
     await trio.lowlevel.checkpoint()
     raise LookupError
-
-
-async def settled(client: InferenceClient) -> None:
-    """Waits until the coordinator has seen all aborts."""
-    await until(lambda: not client.statistics().aborting)
 
 
 # gather
