@@ -29,7 +29,8 @@ from .models.result import ResultT
 from .models.scalars import to_int
 from .protocol.assembly import Assembler
 from .protocol.conversion import Known
-from .protocol.packing import MalformedMessage
+from .protocol.packing import MalformedMessage, unpack_map
+from .protocol.unpacking import HEAVY_BODY, unpack_map_in_pieces
 from .reception import client_closed, conclude, connection_lost
 
 if TYPE_CHECKING:
@@ -310,15 +311,16 @@ class RequestGroup(Generic[ResultT]):
         """A final reply that makes no sense was taken for a completion."""
         self._exchange.recount_as_failed()
 
-    def has(self, index: int) -> bool:
-        """Whether there is such a member."""
-        return index in self._members
+    def find(self, index: int | None) -> _Member[ResultT] | None:
+        """The member of that index, if it still is one."""
+        return None if index is None else self._members.get(index)
 
     def take(self, index: int | None) -> Outcome[ResultT] | None:
         """Lets a member go, and tells what became of it; None, if it is none any more."""
-        member = None if index is None else self._members.pop(index, None)
+        member = self.find(index)
         if member is None:
             return None
+        del self._members[member.index]
         self._admission.admit()
         self._tell_end()
         try:
@@ -339,9 +341,10 @@ class RequestGroup(Generic[ResultT]):
         )
         arrived = Assembler(deserialize=self._deserialize)
         try:
-            completion: ResultT = conclude(self._exchange, arrived, member.body, known)
+            fields = member.unpacked()
+            completion: ResultT = conclude(self._exchange, arrived, fields, known)
         except MalformedMessage as error:
-            self._exchange.fail(member.request_id, finished=True, heir=None)
+            self._exchange.fail(member.request_id, error, finished=True, heir=None)
             raise RemoteProtocolError(str(error)) from None
         return completion
 
@@ -363,7 +366,7 @@ class _Member(Generic[ResultT]):
 
     __slots__ = (
         *("_group", "asked", "began_at", "body", "ended", "ended_at", "error", "index"),
-        *("request", "request_id"),
+        *("_fields", "_nonsense", "_pieces", "request", "request_id"),
     )
 
     heir = None
@@ -379,11 +382,39 @@ class _Member(Generic[ResultT]):
         self.body: Frame = b""
         self.error: Exception | None = None
         self.ended = False
+        self._pieces: Iterator[dict[str, Any] | None] | None = None
+        self._fields: dict[str, Any] | None = None
+        self._nonsense: MalformedMessage | None = None
 
     def begin(self, index: int, request_id: int) -> None:
         """It was handed over just now."""
         self.index, self.request_id = index, request_id
         self.began_at = trio.current_time()
+
+    def unpack_some(self) -> bool:
+        """Unpacks a piece of a large reply; returns whether there is more of it."""
+        if len(self.body) < HEAVY_BODY or self._fields is not None or self._nonsense is not None:
+            return False
+        if self._pieces is None:
+            self._pieces = unpack_map_in_pieces(self.body)
+        try:
+            self._fields = next(self._pieces)
+        except MalformedMessage as error:
+            self._nonsense = error
+            return False
+        return self._fields is None
+
+    def unpacked(self) -> dict[str, Any]:
+        """The reply.
+
+        Raises:
+            MalformedMessage: it makes no sense.
+        """
+        while self.unpack_some():
+            pass
+        if self._nonsense is not None:
+            raise self._nonsense
+        return unpack_map(self.body) if self._fields is None else self._fields
 
     def partial(self, body: Frame) -> None:
         """A partial result came, for which nobody has asked."""
@@ -438,10 +469,11 @@ class _Outcomes(trio.abc.ReceiveChannel[Outcome[ResultT]], Generic[ResultT]):
         await trio.lowlevel.checkpoint()
         while True:  # noqa: ASYNC913 - what goes round waits for the channel
             try:
-                return self.receive_nowait()
+                index = self._next_nowait()
             except trio.WouldBlock:
-                pass
-            outcome = self._group.take(await self._receive.receive())
+                index = await self._receive.receive()
+            await self._unpack(index)
+            outcome = self._group.take(index)
             if outcome is not None:
                 return outcome
 
@@ -454,15 +486,32 @@ class _Outcomes(trio.abc.ReceiveChannel[Outcome[ResultT]], Generic[ResultT]):
         """
         self._group.check_open()
         while True:
+            outcome = self._group.take(self._next_nowait())
+            if outcome is not None:
+                return outcome
+
+    def _next_nowait(self) -> int:
+        """The index of a member that has ended."""
+        self._group.check_open()
+        while True:
             try:
                 index = self._receive.receive_nowait()
             except trio.WouldBlock:
                 self._group.check_more()
                 raise
-            outcome = self._group.take(index)
-            if outcome is not None:
-                return outcome
+            if index is not None and self._group.find(index) is not None:
+                return index
             self._unwanted -= 1
+
+    async def _unpack(self, index: int | None) -> None:  # noqa: ASYNC910 - small ones at once
+        """Unpacks a large reply, and lets others run meanwhile. Cancelled, it waits again."""
+        try:
+            while (member := self._group.find(index)) is not None and member.unpack_some():
+                await trio.lowlevel.checkpoint()
+        except trio.Cancelled:
+            if index is not None and self._group.find(index) is not None:
+                self.put(index)
+            raise
 
     async def aclose(self) -> None:
         """Closes the group."""
@@ -489,5 +538,5 @@ class _Outcomes(trio.abc.ReceiveChannel[Outcome[ResultT]], Generic[ResultT]):
         self._unwanted = 0
         for _ in range(self._receive.statistics().current_buffer_used):
             index = self._receive.receive_nowait()
-            if index is not None and self._group.has(index):
+            if self._group.find(index) is not None:
                 self._send.send_nowait(index)

@@ -76,9 +76,7 @@ def client_closed() -> trio.ClosedResourceError:
     return trio.ClosedResourceError("the client was closed")
 
 
-def conclude(
-    exchange: Exchange, arrived: Assembler, fields: dict[str, Any], known: Known
-) -> Any:
+def conclude(exchange: Exchange, arrived: Assembler, fields: dict[str, Any], known: Known) -> Any:
     """What a request ends in, counted.
 
     Args:

@@ -13,7 +13,6 @@ import pytest
 import trio
 import trio.testing
 
-from tests.chaos.running import scheduled_by
 from tests.fanout.running import (
     EITHER_WAY,
     ERROR,
@@ -24,6 +23,7 @@ from tests.fanout.running import (
     settled,
     submissions,
 )
+from tests.scheduling import scheduled_by
 from tests.waiting import until
 from trio_infer import (
     Completion,
