@@ -469,7 +469,7 @@ class _Outcomes(trio.abc.ReceiveChannel[Outcome[ResultT]], Generic[ResultT]):
         await trio.lowlevel.checkpoint()
         while True:  # noqa: ASYNC913 - what goes round waits for the channel
             try:
-                index = self._next_nowait()
+                index: int | None = self._next_nowait()
             except trio.WouldBlock:
                 index = await self._receive.receive()
             await self._unpack(index)
