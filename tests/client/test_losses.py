@@ -281,6 +281,20 @@ async def test_a_frozen_coordinator_that_thaws_answers_each_request_of_the_new_c
         check_books(client, completed=len(NEW), lost=60, discarded=0, malformed=0)
 
 
+async def test_a_coordinator_that_freezes_under_a_large_request_is_lost_as_well() -> None:
+    """No ping of ZeroMQ's gets past a frame that is stuck."""
+    address = free_address()
+    async with (
+        echoing_process(address) as program,
+        open_client(address, heartbeat_timeout=1, close_timeout=0) as client,
+    ):
+        program.send(signal.SIGSTOP)
+        with pytest.raises(ConnectionLost):
+            await client.generate("x" * 2**26)
+        program.send(signal.SIGCONT)
+        assert (await client.generate("new")).generated_text == "new"
+
+
 async def test_an_unplugged_coordinator_is_lost_and_found_again() -> None:
     async with (
         scripted_coordinator() as coordinator,

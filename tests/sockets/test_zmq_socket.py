@@ -178,6 +178,7 @@ async def test_before_connect_nothing_is_taken(pair: Pair) -> None:
         (zmq.MAXMSGSIZE, Link().max_message_size, "one message takes all memory"),
         (zmq.HEARTBEAT_TIMEOUT, 20_000, "a frozen peer goes unnoticed"),
         (zmq.HEARTBEAT_IVL, 10_000, "a frozen peer goes unnoticed"),
+        (zmq.TCP_MAXRT, 30_000, "a peer that is frozen in mid-message goes unnoticed"),
         (zmq.HANDSHAKE_IVL, 10_000, "a peer that does not shake hands goes unnoticed"),
     ],
 )

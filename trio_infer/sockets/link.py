@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Final, TypeAlias
 
@@ -40,6 +41,9 @@ MEMORY_SCHEME: Final = "memory://"
 LINGER_MS: Final = 500
 """What is queued at closing gets this long to leave; 0 would lose aborts, -1 hang."""
 
+TERM_SECONDS: Final = 2 * LINGER_MS / 1000
+"""So long the end of a context is waited for."""
+
 MAX_PORT: Final = 65_535
 
 NEVER_MS: Final = 3_600_000
@@ -73,6 +77,7 @@ _RESERVED: Final = frozenset(
         "ROUTER_MANDATORY",
         "ROUTING_ID",
         "SNDHWM",
+        "TCP_MAXRT",
         "TYPE",
     }
 )
@@ -98,16 +103,28 @@ def make_context() -> ZmqContext:
     return zmq.Context()
 
 
+@trio.lowlevel.enable_ki_protection
 async def dispose_context(context: ZmqContext) -> None:
     """Ends a context. Waits, up to `LINGER_MS`, for what its closed sockets have still to send.
 
-    That blocks, so it happens in a worker thread; which touches no socket. To be called shielded.
+    That blocks, so it happens in a thread, which touches no socket, and which is left to itself
+    after `TERM_SECONDS`: ZeroMQ looks names up in the thread that would have to close, and where no
+    name server answers that takes longer than anybody would wait. To be called shielded.
     """
+    ended = trio.Event()
+    token = trio.lowlevel.current_trio_token()
+
+    def tell(_: object) -> None:
+        with contextlib.suppress(trio.RunFinishedError):
+            token.run_sync_soon(ended.set)
+
     try:
-        await trio.to_thread.run_sync(context.term, limiter=trio.CapacityLimiter(1))
-    except BaseException:  # Ctrl-C, before the thread has begun
+        trio.lowlevel.start_thread_soon(context.term, tell)
+    except RuntimeError:  # no more threads
         context.term()
         raise
+    with trio.move_on_after(TERM_SECONDS):
+        await ended.wait()
 
 
 def check_context(context: object) -> ZmqContext | None:
@@ -198,6 +215,8 @@ def configure(socket: zmq.Socket[bytes], socket_type: int, link: Link) -> None:
         # A silence is noticed when the answer to a ping is overdue: together that is the timeout.
         zmq.HEARTBEAT_IVL: max(1, timeout_ms // 3),
         zmq.HEARTBEAT_TIMEOUT: max(1, timeout_ms - timeout_ms // 3),
+        # No ping gets past a message that is stuck: then it is the system that counts the silence.
+        zmq.TCP_MAXRT: timeout_ms,
     }
     if socket_type == ROUTER:
         options[zmq.ROUTER_MANDATORY] = 1
