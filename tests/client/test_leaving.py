@@ -303,6 +303,21 @@ async def test_the_context_is_ended_outside_trios_thread(
     assert threading.get_ident() not in threads
 
 
+async def test_leaving_is_bounded_even_if_zeromq_waits_for_a_name_server(
+    coordinator: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered = threading.Event()
+    term = zmq.Context.term
+
+    def term_once_answered(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        answered.wait()
+        term(context)
+
+    async with open_client(coordinator.address):
+        monkeypatch.setattr(zmq.Context, "term", term_once_answered)
+    answered.set()
+
+
 async def test_leaving_needs_none_of_trios_own_worker_threads(
     coordinator: ScriptedCoordinator,
 ) -> None:

@@ -179,6 +179,14 @@ async def test_a_frame_that_is_too_large_ends_the_connection(ends: Ends) -> None
     assert dealer.messages == []
 
 
+async def test_whose_frame_is_too_large_for_the_peer_finds_the_peer_gone(ends: Ends) -> None:
+    ends.router()
+    dealer = await up(ends.dealer())
+    dealer.socket.send([bytes(LINK.max_message_size + 1)])
+    await until(lambda: LinkEvent.RETRIED in dealer.events)
+    assert dealer.events[-2:] == [LinkEvent.DOWN, LinkEvent.RETRIED]
+
+
 async def test_a_closed_socket_refuses_everything(ends: Ends) -> None:
     router = ends.router()
     dealer = await up(ends.dealer())

@@ -129,7 +129,8 @@ class MemorySocket(Draining):
             raise NotConnected
         peer, own_name = self._peers[key]
         if any(len(frame) > peer.max_message_size for frame in body):
-            self._part(key, LinkEvent.DOWN)
+            self._part(key, LinkEvent.DOWN)  # without RETRIED: for a reason of the peer's own
+            self.note(LinkEvent.RETRIED)
         else:
             peer.take([*([] if self._is_router else [own_name]), *map(bytes, body)])
 
