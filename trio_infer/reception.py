@@ -34,7 +34,7 @@ __all__ = ["CLOSED", "Reception", "client_closed", "conclude", "connection_lost"
 CLOSED: Final = "the stream is closed; what had arrived is in its tokens and completion"
 
 DECODED_AT_ONCE: Final = 256
-"""So many arrivals are decoded before other tasks have their turn."""
+"""So many arrivals are decoded, or `HEAVY_BODY` bytes, before other tasks have their turn."""
 
 MAX_UNREAD_BYTES: Final = 2**29
 """So many bytes of partial results wait for whoever reads a request; more fail it."""
@@ -289,19 +289,20 @@ class Reception(Generic[ResultT]):
     @trio.lowlevel.enable_ki_protection
     def _take_up(self) -> None:
         arrivals, self._undecoded = self._undecoded, []
-        self._unread_bytes = 0
         arrivals.reverse()
         self._decoding = arrivals + self._decoding if self._decoding else arrivals
 
     @trio.lowlevel.enable_ki_protection
     def _decode_some(self) -> bool:
         """Decodes some of what was taken up; returns whether there is more of it."""
-        arrivals = self._decoding
+        arrivals, unread_bytes = self._decoding, self._unread_bytes
         for _ in range(DECODED_AT_ONCE):
             if self.has_ended:
                 arrivals.clear()
             if not arrivals:
                 return False
+            if unread_bytes - self._unread_bytes >= HEAVY_BODY:
+                break
             try:
                 if self._decode_one(arrivals[-1]):
                     arrivals.pop()
@@ -323,6 +324,7 @@ class Reception(Generic[ResultT]):
             self._decode_final(arrival, fields)
         else:
             self.arrived.add_partial_fields(fields)
+            self._unread_bytes -= len(arrival) + BYTES_BESIDE
         return True
 
     def _unpacked(self, body: Frame) -> dict[str, Any] | None:

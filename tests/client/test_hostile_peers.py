@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 import pytest
 import trio
+import trio.lowlevel
 
 from tests.peers import ScriptedCoordinator, finished, scripted_coordinator
 from tests.waiting import until
@@ -258,6 +259,28 @@ async def test_partials_without_end_that_nobody_reads_fail_their_request_at_a_li
     await until(lambda: client.statistics().aborting == 0)
     books = client.statistics()
     assert (books.failed, books.completed, books.aborted, books.malformed) == (1, 1, 0, 1)
+
+
+async def test_partials_that_a_cancelled_reader_has_not_come_to_count_as_unread(
+    coordinator: ScriptedCoordinator, client: InferenceClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = reception.DECODED_AT_ONCE * 100
+    monkeypatch.setattr(reception, "MAX_UNREAD_BYTES", 3 * size)
+    async with client.stream("flooded", LONG) as stream:
+        submission = await coordinator.submission()
+        inbox = stream._request.reception
+        while not stream.finished and len(inbox._decoding) < 10 * reception.DECODED_AT_ONCE:
+            for _ in range(2 * reception.DECODED_AT_ONCE):
+                coordinator.partial(submission, [7])
+            await until(lambda: len(inbox._undecoded) > reception.DECODED_AT_ONCE or inbox.ended)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(stream.receive)
+                for _ in range(2):
+                    await trio.lowlevel.checkpoint()
+                nursery.cancel_scope.cancel()
+        assert stream.finished
+        with pytest.raises(RemoteProtocolError, match="nobody has read"):
+            await stream.result()
 
 
 async def test_partials_that_are_read_meet_no_limit(

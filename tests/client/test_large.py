@@ -17,7 +17,7 @@ from tests.waiting import until
 from trio_infer import Completion, InferenceClient, RemoteProtocolError, reception
 from trio_infer.protocol.client_codec import ClientCodec
 from trio_infer.protocol.dialect import Kind
-from trio_infer.protocol.unpacking import unpack_map_in_pieces
+from trio_infer.protocol.unpacking import HEAVY_BODY, unpack_map_in_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -284,6 +284,31 @@ async def test_a_stream_left_unread_for_long_is_read_while_other_tasks_run(
         ticks = 0
         assert (await stream.receive()).tokens == [*range(count)]
         assert ticks >= count // 256
+        nursery.cancel_scope.cancel()
+
+
+async def test_other_tasks_run_while_many_partials_are_read_that_are_nearly_large(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await trio.lowlevel.checkpoint()
+            ticks += 1
+
+    tokens = [7] * (HEAVY_BODY - 1000)
+    async with trio.open_nursery() as nursery, client.stream("slow") as stream:
+        submission = await coordinator.submission()
+        for _ in range(50):
+            coordinator.partial(submission, tokens)
+        await until(lambda: len(stream._reception._undecoded) == 50)
+        nursery.start_soon(tick)
+        await trio.lowlevel.checkpoint()
+        ticks = 0
+        assert (await stream.receive()).tokens == tokens * 50
+        assert ticks >= 20
         nursery.cancel_scope.cancel()
 
 
