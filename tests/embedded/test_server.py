@@ -493,3 +493,16 @@ async def test_waiting_for_engines_that_are_all_gone_says_so() -> None:
         ):
             with pytest.raises(RuntimeError, match=r"no engine is left, and none will be .*: dead"):
                 await wait()
+
+
+async def test_who_waits_for_the_engines_of_a_coordinator_that_is_left_is_told() -> None:
+    async with trio.open_nursery() as nursery:
+
+        async def wait(coordinator: EmbeddedCoordinator) -> None:
+            with pytest.raises(RuntimeError, match="the coordinator has ended"):
+                await coordinator.engines_paused()
+
+        async with open_coordinator() as coordinator:
+            nursery.start_soon(wait, coordinator)
+            await trio.testing.wait_all_tasks_blocked()
+    assert coordinator.stopped

@@ -129,8 +129,11 @@ async def open_coordinator(
         try:
             address = socket.bind(bind)
             serving = Serving(core, socket, step_time, injector)
-            async with running_behind(serving.read, serving.decode, serving.send_held):
-                yield EmbeddedCoordinator(serving, address)
+            try:
+                async with running_behind(serving.read, serving.decode, serving.send_held):
+                    yield EmbeddedCoordinator(serving, address)
+            finally:
+                serving.end()
         finally:
             socket.close()
     finally:
@@ -187,7 +190,8 @@ class EmbeddedCoordinator:
     def stopped(self) -> bool:
         """Whether the coordinator has ended, and serves nobody any more.
 
-        A client has shut it down, a request found no engine left, or it was told to `die`.
+        A client has shut it down, a request found no engine left, it was told to `die`, or its
+        block has been left.
         """
         return self._core.stopped
 

@@ -76,6 +76,12 @@ class Serving:
         self.core.stopped = True
         self._end(linger=False)
 
+    @trio.lowlevel.enable_ki_protection
+    def end(self) -> None:
+        """Ends, and gives what was sent the time to leave."""
+        self.core.stopped = True
+        self._end(linger=True)
+
     # A Ctrl-C is the block's, not these tasks', which could lose a message to it.
 
     @trio.lowlevel.enable_ki_protection
