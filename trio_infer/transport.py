@@ -43,6 +43,11 @@ _logger: Final = logging.getLogger(__name__)
 LINK_SECONDS: Final = 10.0
 """How long one attempt may take to reach the peer, before a new one is made."""
 
+LOOKUP_SECONDS: Final = 60.0
+"""How long the name may be looked up before that. ZeroMQ can neither cancel it nor do anything
+else meanwhile: what further attempts open would pile up.
+"""
+
 BACKOFF_SECONDS: Final = (0.05, 2.0)
 """The pause before the first new attempt, and the longest."""
 
@@ -104,13 +109,17 @@ class _Connection:
     reason: str = NO_ANSWER  # of its end, or, before that, what its end would mean
     up_since: float | None = None
     changed: trio.Event = attrs.field(factory=trio.Event)
+    tried: bool = False  # whether the attempt has begun, and is not waiting for a name server
     retried: trio.Event = attrs.field(factory=trio.Event)
 
     def move(self, state: _State) -> None:
         if self.state is not _State.DOWN:
             self.state = state
-            self.changed.set()
-            self.changed = trio.Event()
+            self.turn()
+
+    def turn(self) -> None:
+        self.changed.set()
+        self.changed = trio.Event()
 
     def fail(self, reason: str) -> None:
         if self.state is not _State.DOWN:
@@ -118,16 +127,20 @@ class _Connection:
             self.move(_State.DOWN)
 
     def notice(self, event: LinkEvent, reason: str) -> None:
+        if not self.tried:
+            self.tried = True
+            self.turn()
         if event is LinkEvent.RETRIED:
             self.retried.set()
         if event is LinkEvent.UP:
             self.greet()
         elif event is LinkEvent.DOWN:
             self.fail(GONE)
-        elif event is not LinkEvent.REACHED:
+        elif event is LinkEvent.REACHED:
+            if self.state is _State.LINKING:
+                self.reason = reason
+        elif event is not LinkEvent.TRIED:
             self.fail(reason)
-        elif self.state is _State.LINKING:
-            self.reason = reason
 
     def greet(self) -> None:
         if self.state is not _State.LINKING:
@@ -166,9 +179,15 @@ class _Connection:
         while self.state in states:
             await self.changed.wait()
 
+    async def wait_tried(self) -> None:  # noqa: ASYNC910 - may not have to wait
+        while self.state is _State.LINKING and not self.tried:
+            await self.changed.wait()
+
     async def live(self, link: Link) -> None:
         """Sees the connection up, and returns once it is down and drained, and the cause known."""
         patience = link.heartbeat_timeout
+        with trio.move_on_after(LOOKUP_SECONDS):
+            await self.wait_tried()
         with trio.move_on_after(min(LINK_SECONDS, patience)):
             await self.wait_while(_State.LINKING)
         if self.state is _State.GREETED:

@@ -27,6 +27,8 @@ from trio_infer.protocol.client_codec import ClientCodec
 from trio_infer.protocol.dialect import Kind
 from trio_infer.protocol.dialects import FRAMED
 from trio_infer.sockets import Link, LinkEvent, draining
+from trio_infer.sockets import network as network_module
+from trio_infer.sockets.memory import MemorySocket
 from trio_infer.sockets.network import ZmqNetwork
 from trio_infer.transport import BACKOFF_SECONDS, Transport, backoff
 
@@ -372,6 +374,24 @@ async def test_a_connection_that_lasted_makes_the_next_pause_short_again(
         with pytest.raises((StopIteration, RuntimeError)):
             await transport.run()
     assert started == starts
+
+
+async def test_what_is_opened_does_not_pile_up_while_no_name_server_answers(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ZeroMQ closes nothing while it looks a name up, which can take longer than an attempt may."""
+    begun: list[float] = []
+
+    class WithoutNews(MemorySocket):
+        def connect(self, address: str) -> None:
+            begun.append(trio.current_time())
+
+    monkeypatch.setattr(network_module, "MemorySocket", WithoutNews)
+    with pytest.raises(ConnectTimeout, match="no answer"):
+        async with open_client("memory://name", connect_timeout=600):
+            pytest.fail("entered")
+    assert 1 < len(begun) < 10
+    assert min(later - earlier for earlier, later in itertools.pairwise(begun)) > 60
 
 
 async def test_a_connection_that_breaks_in_the_tick_of_its_ack_is_told_of(

@@ -75,7 +75,7 @@ async def connected(address: str, *, shake_hands: bool = True) -> AsyncGenerator
     def notice(event: LinkEvent, _: str) -> None:
         if event is LinkEvent.UP:
             up.set()
-        elif event is not LinkEvent.REACHED:
+        elif event in (LinkEvent.FAILED, LinkEvent.DOWN):
             gone.set()
 
     try:

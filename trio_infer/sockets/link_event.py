@@ -18,6 +18,7 @@ __all__ = ["NOBODY", "SILENT", "WATCHED", "LinkEvent", "read_event"]
 class LinkEvent(enum.Enum):
     """What becomes of the link to a peer."""
 
+    TRIED = enum.auto()  # it has an address, and somebody may answer there
     REACHED = enum.auto()  # ZeroMQ's handshake begins
     UP = enum.auto()
     FAILED = enum.auto()  # it does not come up
@@ -29,6 +30,7 @@ NOBODY: Final = "nobody listens there, or no way leads there"
 SILENT: Final = "it accepts connections, but stays silent: is it a ZeroMQ coordinator?"
 
 _EVENTS: Final[Mapping[int, tuple[LinkEvent, str]]] = {
+    zmq.EVENT_CONNECT_DELAYED: (LinkEvent.TRIED, ""),
     zmq.EVENT_CONNECTED: (LinkEvent.REACHED, SILENT),
     zmq.EVENT_HANDSHAKE_SUCCEEDED: (LinkEvent.UP, ""),
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: (
