@@ -332,7 +332,7 @@ class Reception(Generic[ResultT]):
         if len(body) < HEAVY_BODY:
             return unpack_map(body)
         if self._unpacking is None:
-            self._unpacking = unpack_map_in_pieces(body)
+            self._unpacking = unpack_map_in_pieces(body, lazily=self.arrived.deserialize)
         fields = next(self._unpacking)
         if fields is not None:
             self._unpacking = None

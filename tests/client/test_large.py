@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 TOKENS, LAYERS = 2_000, 60
 BODY = large_reply(TOKENS, LAYERS)  # 1.1 MB
-PIECES = sum(1 for _ in unpack_map_in_pieces(BODY)) - 1
+PIECES = sum(1 for _ in unpack_map_in_pieces(BODY, lazily=True)) - 1
 
 
 def reply(coordinator: ScriptedCoordinator, to: Received, body: bytes = BODY) -> None:
@@ -53,13 +53,13 @@ class Decoding:
         self.meanwhile: dict[int, Callable[[], object]] = {}
         monkeypatch.setattr(reception, "unpack_map_in_pieces", self._begin)
 
-    def _begin(self, body: Any) -> Iterator[Any]:
-        unpacking = self._watched(body)
+    def _begin(self, body: Any, *, lazily: bool) -> Iterator[Any]:
+        unpacking = self._watched(body, lazily=lazily)
         self.begun.append(weakref.ref(unpacking))
         return unpacking
 
-    def _watched(self, body: Any) -> Iterator[Any]:
-        for fields in unpack_map_in_pieces(body):
+    def _watched(self, body: Any, *, lazily: bool) -> Iterator[Any]:
+        for fields in unpack_map_in_pieces(body, lazily=lazily):
             if fields is None:
                 self.pieces += 1
                 self.meanwhile.get(self.pieces, int)()
@@ -98,13 +98,13 @@ async def test_other_requests_are_served_while_a_large_reply_is_decoded(
 ) -> None:
     order: list[str] = []
 
-    def unpack_slowly(body: Any) -> Iterator[Any]:
+    def unpack_slowly(body: Any, *, lazily: bool) -> Iterator[Any]:
         order.append("large begins")
         for _ in range(1_000_000):
             if "small" in order:
                 break
             yield None
-        yield from unpack_map_in_pieces(body)
+        yield from unpack_map_in_pieces(body, lazily=lazily)
 
     monkeypatch.setattr(reception, "unpack_map_in_pieces", unpack_slowly)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import attrs
 
 from .handoff import KVHandoff
+from .packed import Packed
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -92,7 +93,9 @@ class Completion:
         policy_epoch: under which generation epochs the tokens were sampled.
         kv_cache_epoch: under which generation epochs their KV cache was computed.
         num_cached_tokens: how many prompt tokens were found in the prefix cache.
-        routing_indices: of a mixture-of-experts model, as nested lists.
+        routing_indices: of a mixture-of-experts model, as nested lists. Those of a large reply are
+            made at the first look, which takes the longer the more they are; until then they take
+            no more than the bytes that came. (Copying, comparing and pickling look as well.)
         kv_handoff: the KV cache blocks that the engine keeps for another deployment; of a prefill
             only.
         payload_offloaded: whether the engine put the payload elsewhere.
@@ -165,7 +168,8 @@ class Completion:
         Args:
             name: of the field: ``"generated_tokens"``, ``"prompt_tokens"`` (int64),
                 ``"generated_log_probs"``, ``"prompt_log_probs"``, ``"tpot"`` (float64), or
-                ``"routing_indices"`` (tokens, layers, top-k; of the engine's own dtype).
+                ``"routing_indices"`` (tokens, layers, top-k; of the engine's own dtype; no lists
+                are made for it that are not there yet).
 
         Raises:
             ValueError: there is no such field, or this completion has none, or what the engine
@@ -177,7 +181,9 @@ class Completion:
             raise ValueError(msg)
         import numpy as np  # noqa: PLC0415 - an option of the caller's
 
-        values = getattr(self, name)
+        values = _held.__get__(self) if name == "routing_indices" else getattr(self, name)
+        if isinstance(values, Packed):
+            values = values.unpack(use_list=False)
         if values is None:
             msg = f"this completion has no {name}: it was not asked for, or the engine has none"
             raise ValueError(msg)
@@ -210,3 +216,18 @@ ARRAYS: Final[Mapping[str, str | None]] = {
     "routing_indices": None,
 }
 """The fields that hold arrays, and of what where the engine does not say it."""
+
+
+_held: Final[Any] = vars(Completion)["routing_indices"]  # the slot itself
+
+
+def _routing_indices(completion: Completion) -> list[Any] | None:
+    values: list[Any] | Packed | None = _held.__get__(completion)
+    if isinstance(values, Packed):
+        values = values.unpack()
+        _held.__set__(completion, values)
+    return values
+
+
+# To attrs, and to whoever looks, the field is as any other.
+Completion.routing_indices = property(_routing_indices, _held.__set__)  # type: ignore[assignment]

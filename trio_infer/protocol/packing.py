@@ -8,13 +8,17 @@ from typing import Any, Final, TypeAlias
 import msgpack
 
 __all__ = [
+    "MAP_WEIGHT",
     "MAX_NESTING",
+    "TOO_DEEP",
+    "TOO_MANY",
     "UNPACKING_ERRORS",
     "Frame",
     "Frames",
     "MalformedMessage",
+    "check_nesting",
     "checked_map",
-    "counting_hooks",
+    "containers_allowed",
     "no_messagepack",
     "pack",
     "unpack",
@@ -37,6 +41,9 @@ A byte can be an empty list, which takes seventy in memory. No reply is made of 
 
 MAP_WEIGHT: Final = 3
 """A map, or an extension, counts as so many lists: for what they take in memory, or in time."""
+
+TOO_MANY: Final = "more lists and maps than a message may hold"
+TOO_DEEP: Final = f"nested more than {MAX_NESTING} levels deep"
 
 WALKED_BYTES: Final = 2**14
 """Longer values are walked through before they are built: lists get their memory when they begin,
@@ -89,7 +96,7 @@ def unpack(data: Frame) -> Any:
         MalformedMessage: they are no MessagePack, nested too deeply, or of too many lists and maps.
     """
     size = len(data)
-    hooks = counting_hooks(size)
+    hooks = _Allowance(size).hooks if size > MAX_CONTAINERS else {}
     try:
         if size > WALKED_BYTES:
             _walk(data)
@@ -98,9 +105,8 @@ def unpack(data: Frame) -> Any:
         raise
     except UNPACKING_ERRORS as error:
         raise no_messagepack(error) from None
-    if len(data) > MAX_NESTING and _is_too_deep(value):  # each level takes a byte at least
-        msg = f"nested more than {MAX_NESTING} levels deep"
-        raise MalformedMessage(msg)
+    if size > MAX_NESTING:  # each level takes a byte at least
+        check_nesting(value)
     return value
 
 
@@ -111,16 +117,18 @@ def _walk(data: Frame) -> None:
     unpacker.skip()
 
 
-def counting_hooks(size: int) -> dict[str, Any]:
-    """What MessagePack calls for each list and map of a value of so many bytes, to count them."""
-    return _Allowance(size).hooks if size > MAX_CONTAINERS else {}
+def containers_allowed(size: int) -> int:
+    """How many lists and maps a value of so many bytes may hold, by their weight."""
+    if size <= MAX_CONTAINERS:
+        return size * MAP_WEIGHT  # whatever fits
+    return max(MAX_CONTAINERS, size // BYTES_OF_CONTAINER)
 
 
 class _Allowance:
     """How many more lists and maps a value of some size may hold."""
 
     def __init__(self, size: int) -> None:
-        self._left = max(MAX_CONTAINERS, size // BYTES_OF_CONTAINER)
+        self._left = containers_allowed(size)
 
     @property
     def hooks(self) -> dict[str, Any]:
@@ -134,8 +142,7 @@ class _Allowance:
     def _take(self, weight: int, container: Any) -> Any:
         self._left -= weight
         if self._left < 0:
-            msg = "more lists and maps than a message may hold"
-            raise MalformedMessage(msg)
+            raise MalformedMessage(TOO_MANY)
         return container
 
 
@@ -162,18 +169,24 @@ def unpack_head(start: Frame, count: int) -> tuple[int, list[Any], int]:
     return length, items, unpacker.tell()
 
 
-def _is_too_deep(value: Any) -> bool:
+def check_nesting(value: Any) -> None:
+    """Refuses what is nested too deeply.
+
+    Raises:
+        MalformedMessage: it is.
+    """
     level = [value] if type(value) in _CONTAINERS else []
     for _ in range(MAX_NESTING):
         if not level:
-            return False
+            return
         level = [
             child
             for parent in level
             for child in (parent.values() if type(parent) is dict else parent)
             if type(child) in _CONTAINERS
         ]
-    return bool(level)
+    if level:
+        raise MalformedMessage(TOO_DEEP)
 
 
 def unpack_map(body: Frame) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias, get_args
 import cattrs
 
 from ..models import EpochSpan, KVHandoff
+from ..models.packed import Packed
 from .packing import MalformedMessage
 from .wire import is_id
 
@@ -38,6 +39,10 @@ def _just(kind: type) -> _Hook:
 _text: Final = _just(str)
 _list: Final = _just(list)
 _map: Final = _just(dict)
+
+
+def _array(value: Any, _: Any) -> Any:
+    return value if type(value) is Packed else _list(value, list)
 
 
 def _number(value: Any, _: Any) -> float:
@@ -96,7 +101,7 @@ _HOOKS: Final[tuple[tuple[Any, _Hook], ...]] = (
     (list[float], _floats),
     (list[dict[str, float]], _top_n),
     (dict[str, Any], _named_map),
-    (list[Any], _list),
+    (list[Any], _array),
     (EpochSpan, _epoch_span),
     (KVHandoff, _kv_handoff),
 )
