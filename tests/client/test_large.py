@@ -8,13 +8,20 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
+import msgpack
 import pytest
 import trio
 import zmq
 
 from tests.large.bodies import TOP_K, large_reply
 from tests.waiting import until
-from trio_infer import Completion, InferenceClient, RemoteProtocolError, reception
+from trio_infer import (
+    Completion,
+    InferenceClient,
+    RemoteProtocolError,
+    open_client,
+    reception,
+)
 from trio_infer.protocol.client_codec import ClientCodec
 from trio_infer.protocol.dialect import Kind
 from trio_infer.protocol.unpacking import HEAVY_BODY, unpack_map_in_pieces
@@ -331,6 +338,60 @@ async def test_of_a_large_reply_nothing_is_kept_that_its_reader_has_dropped(
         await until(lambda: not frames_held())
         gc.collect()
         assert len(gc.get_objects()) - before < TOKENS * LAYERS / 100
+
+
+async def test_a_large_reply_that_nobody_has_looked_into_holds_no_lists_to_walk(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    completions: list[Completion] = []
+
+    async def generate() -> None:
+        completions.append(await client.generate("large"))
+
+    async def look() -> None:
+        looks.append(completions[0].routing_indices)
+
+    looks: list[Any] = []
+    gc.collect()
+    before = len(gc.get_objects())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(generate)
+        reply(coordinator, await coordinator.submission())
+    gc.collect()
+    assert len(gc.get_objects()) - before < TOKENS * LAYERS / 100
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(look)
+        nursery.start_soon(look)
+    assert looks[0] is looks[1] is completions[0].routing_indices
+    assert looks[0] == msgpack.unpackb(BODY)["routing_indices"][1]
+    assert frames_held() == 0  # the bytes are let go
+
+
+async def test_who_takes_replies_as_they_are_gets_a_large_one_whole(
+    coordinator: ScriptedCoordinator,
+) -> None:
+    async with open_client(coordinator.address, deserialize=False) as client:
+        async with client.stream("large") as stream:
+            reply(coordinator, await coordinator.submission())
+            fields = await stream.result()
+    assert fields == msgpack.unpackb(BODY) | {"latency": fields["latency"]}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [b"\x97\xa1\xff" + bytes(6), b"\x96\x81\x01\x01" + bytes(5)],
+    ids=["text that is none", "a key that is a number"],
+)
+async def test_a_large_array_that_makes_no_sense_costs_its_request_before_anybody_looks(
+    coordinator: ScriptedCoordinator, client: InferenceClient, row: bytes
+) -> None:
+    start = BODY.index(b"\x98", BODY.index(b"routing_indices") + 500_000)
+    async with client.stream("large") as stream:
+        body = BODY[:start] + row + BODY[start + len(row) :]
+        reply(coordinator, await coordinator.submission(), body)
+        with pytest.raises(RemoteProtocolError, match="no MessagePack"):
+            await stream.result()
+    assert client.statistics().failed == client.statistics().malformed == 1
 
 
 async def test_of_a_large_request_nothing_is_kept_once_it_has_left(

@@ -221,8 +221,8 @@ ARRAYS: Final[Mapping[str, str | None]] = {
 _held: Final[Any] = vars(Completion)["routing_indices"]  # the slot itself
 
 
-def _routing_indices(completion: Completion) -> list[Any] | None:
-    values: list[Any] | Packed | None = _held.__get__(completion)
+def _routing_indices(completion: Completion) -> Any:
+    values: Any = _held.__get__(completion)
     if isinstance(values, Packed):
         values = values.unpack()
         _held.__set__(completion, values)

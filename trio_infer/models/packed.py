@@ -14,9 +14,9 @@ __all__ = ["Packed"]
 class Packed:
     """A long list, of lists most likely, whose bytes are known to be well-formed.
 
-    Unpacked it may be millions of lists, and Python's collector of garbage would walk them all again
-    and again. So it stays a part of the body that it came in, and keeps that alive; the body takes
-    less memory than what was unpacked of it.
+    Unpacked it may be millions of lists, which the collector of garbage would walk again and again.
+    So it stays a part of the body that it came in, and keeps that alive: which takes less memory
+    than what was unpacked of the rest.
     """
 
     _data: memoryview

@@ -1,7 +1,8 @@
 """Large packed maps, unpacked in pieces, so that whoever unpacks one can let others run in between.
 
-A piece takes some milliseconds, whatever the body holds. A thread would not do: MessagePack, and
-the collector of garbage, keep everybody else waiting from wherever they run.
+A piece takes some milliseconds, whatever the body holds, but for one that ends a list of millions.
+A thread would not do: MessagePack, and the collector of garbage, keep everybody else waiting from
+wherever they run.
 
 The collector walks lists that are there to stay, all of them again and again while there come to be
 more. Routing indices are millions of them, so if they may, they stay packed until somebody looks.
@@ -161,7 +162,7 @@ _HEAD_BYTES: Final = 64
 
 
 def _unpack_array(data: memoryview) -> Generator[None, None, Any]:
-    """A checked array, wrapped or not (see `conversion`); if it is a long list, that is `Packed`."""
+    """A checked array, in the wrapping of `conversion` or in none; a long list is `Packed`."""
     try:
         length, items, start = unpack_head(data[:_HEAD_BYTES], 1)
     except MalformedMessage:  # a long first item, or no list at all
@@ -175,7 +176,7 @@ def _unpack_array(data: memoryview) -> Generator[None, None, Any]:
 
 
 def _unpack_list(data: memoryview) -> Generator[None, None, Any]:
-    """A checked value; if it is a long list, that is `Packed`."""
+    """A checked value; a long list is `Packed`."""
     is_list = 0x90 <= data[0] <= 0x9F or data[0] in {0xDC, 0xDD}  # noqa: PLR2004 - MessagePack's
     if is_list and len(data) >= HEAVY_BODY:
         return Packed(data)
