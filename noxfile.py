@@ -84,10 +84,11 @@ MAIN = RUNNING if RUNNING in FOUND else max((v for v in PYTHONS if FOUND[v]), de
 
 
 def tests(session: nox.Session) -> None:
-    """Run the tests; on one Python under coverage, with its gates."""
+    """Run the tests; on one Python those that take long as well, under coverage, with its gates."""
     session.install("-e", ".[cli]", *group("tests"))
     if session.name != f"tests-{MAIN}" or session.posargs:
-        session.run("python", "-m", "pytest", "-n", "auto", *session.posargs)
+        chosen = session.posargs or ("-m", "not slow")
+        session.run("python", "-m", "pytest", "-n", "auto", *chosen)
         return
     session.run("coverage", "erase")
     session.run("coverage", "run", "-m", "pytest", "-n", "auto")

@@ -63,6 +63,7 @@ class RequestGroup(Generic[ResultT]):
     control moves on. Any task may submit, cancel and receive.
 
     Attributes:
+        deserialize: whether requests end in a `Completion`, or else in the fields of the reply.
         outcomes: what became of them, as they finish. Receiving waits for the first submission, and
             ends (`trio.EndOfChannel`) when nothing that was submitted is outstanding; after the
             next submission it goes on. Any number of tasks may receive; each outcome goes to one,
@@ -81,7 +82,7 @@ class RequestGroup(Generic[ResultT]):
         self.outcomes = self._outcomes = _Outcomes(self)
         self._exchange = exchange
         self._preparation = preparation
-        self._deserialize = deserialize
+        self.deserialize = deserialize
         self._members: dict[int, _Member[ResultT]] = {}
         self._admission = Admission(max_concurrency, self._members.__len__)
         self._next_index = 0
@@ -339,7 +340,7 @@ class RequestGroup(Generic[ResultT]):
             asked=member.asked,
             aborted=False,
         )
-        arrived = Assembler(deserialize=self._deserialize)
+        arrived = Assembler(deserialize=self.deserialize)
         try:
             fields = member.unpacked()
             completion: ResultT = conclude(self._exchange, arrived, fields, known)
@@ -396,7 +397,7 @@ class _Member(Generic[ResultT]):
         if len(self.body) < HEAVY_BODY or self._fields is not None or self._nonsense is not None:
             return False
         if self._pieces is None:
-            self._pieces = unpack_map_in_pieces(self.body)
+            self._pieces = unpack_map_in_pieces(self.body, lazily=self._group.deserialize)
         try:
             self._fields = next(self._pieces)
         except MalformedMessage as error:

@@ -1476,6 +1476,7 @@ class Spawned(trio.abc.Instrument):
         self.count += 1
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # it is many
 async def test_a_hundred_thousand_requests_through_one_group_take_no_task_and_leave_nothing() -> (
     None

@@ -294,6 +294,7 @@ async def test_a_stream_left_unread_for_long_is_read_while_other_tasks_run(
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.slow
 async def test_other_tasks_run_while_many_partials_are_read_that_are_nearly_large(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:

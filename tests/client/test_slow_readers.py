@@ -49,6 +49,7 @@ async def unread(
     return submission
 
 
+@pytest.mark.slow
 async def test_a_reader_that_sleeps_through_100_000_partials_holds_up_nobody_and_misses_nothing(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:
@@ -223,6 +224,7 @@ async def test_reading_twice_as_much_takes_twice_the_work_and_not_four_times(
         assert 1.5 * once < twice < 2.5 * once
 
 
+@pytest.mark.slow
 async def test_what_nobody_has_read_yet_takes_little_more_memory_than_it_took_on_the_wire(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:
@@ -250,6 +252,7 @@ async def test_what_nobody_has_read_yet_takes_little_more_memory_than_it_took_on
         assert reading_peak - before < 2 * (on_the_wire + count * BYTES_BESIDE_THE_BODY)
 
 
+@pytest.mark.slow
 async def test_a_thousand_readers_may_sleep_at_once(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:

@@ -24,6 +24,7 @@ HELD = Belongings(
 )
 
 
+@pytest.mark.slow
 async def test_thousands_of_requests_left_at_any_moment_leave_nothing_behind() -> None:
     command = (sys.executable, "-m", "tests.soak")
     result = await run(*SHORT, command=command, cwd=Path(__file__).parents[2])
