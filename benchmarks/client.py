@@ -9,7 +9,7 @@ import trio
 from floor import PROMPT
 from server import STREAM_TOKENS
 
-from trio_infer import InferenceClient, SamplingParams, open_client
+from trio_infer import GenerateRequest, InferenceClient, SamplingParams, open_client
 
 
 async def _round_trip(address: str, count: int) -> float:
@@ -46,6 +46,27 @@ async def _requests(address: str, count: int, in_flight: int) -> float:
 def requests(address: str, count: int, in_flight: int) -> float:
     """Requests per second, a task for each in flight."""
     return trio.run(partial(_requests, address, count, in_flight))
+
+
+async def _group(address: str, count: int, in_flight: int) -> float:
+    request = GenerateRequest(PROMPT, SamplingParams())
+    async with open_client(address) as client:
+        start = time.perf_counter()
+        async with client.open_group() as group:
+            for _ in range(in_flight):
+                group.submit_nowait(request)
+            left = count - in_flight
+            async for outcome in group.outcomes:
+                outcome.unwrap()
+                if left:
+                    left -= 1
+                    group.submit_nowait(request)
+        return count / (time.perf_counter() - start)
+
+
+def group(address: str, count: int, in_flight: int) -> float:
+    """Requests per second, all of them in one group."""
+    return trio.run(partial(_group, address, count, in_flight))
 
 
 async def _streams(address: str, count: int) -> float:

@@ -28,9 +28,15 @@ ROWS: tuple[tuple[str, Work, Work, bool], ...] = (
         True,
     ),
     (
-        "requests/s, 1,000 in flight",
+        "requests/s, 1,000 in flight, a task for each",
         partial(floor.requests, count=20_000, in_flight=1000),
         partial(client.requests, count=20_000, in_flight=1000),
+        False,
+    ),
+    (
+        "requests/s, 1,000 in flight, in a group",
+        partial(floor.requests, count=20_000, in_flight=1000),
+        partial(client.group, count=20_000, in_flight=1000),
         False,
     ),
     (
