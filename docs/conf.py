@@ -38,8 +38,8 @@ default_role = "py:obj"  # `Completion` in a docstring is a reference, and one t
 
 # Aliases of types, told where they occur.
 ALIASES = (
-    *("AbstractAsyncContextManager", "Enum", "Prompt", "SocketOptions", "ZmqContext"),
-    *("npt.NDArray", "ResultT"),
+    *("AbstractAsyncContextManager", "AbstractContextManager", "Enum", "Prompt", "SocketOptions"),
+    *("ZmqContext", "npt.NDArray", "ResultT"),
 )
 nitpick_ignore = [("py:class", name) for name in ALIASES]
 # Every reference into this package has to lead somewhere. Those into others are left as they are,
@@ -60,6 +60,25 @@ GIVEN = (
 
 def hide_signature(_app: Sphinx, what: str, name: str, *_: object) -> tuple[str, None] | None:
     return ("", None) if what == "class" and name.rpartition(".")[2] in GIVEN else None
+
+
+def show_blocks(
+    _app: Sphinx,
+    _what: str,
+    _name: str,
+    made: object,
+    _options: object,
+    signature: str | None,
+    returns: str | None,
+) -> tuple[str | None, str] | None:
+    # What contextlib makes a block of is annotated as the generator that it was.
+    generator = getattr(made, "__wrapped__", None)
+    if returns is None or not (
+        inspect.isgeneratorfunction(generator) or inspect.isasyncgenfunction(generator)
+    ):
+        return None
+    kind = "Async" if inspect.isasyncgenfunction(generator) else ""
+    return signature, f"Abstract{kind}ContextManager[{returns.partition('[')[2]}"
 
 
 def rejoin_first_line(
@@ -98,3 +117,4 @@ def setup(app: Sphinx) -> None:
     app.connect("missing-reference", lead_to_class)
     app.connect("autodoc-process-docstring", rejoin_first_line, priority=900)
     app.connect("autodoc-process-signature", hide_signature)
+    app.connect("autodoc-process-signature", show_blocks)
