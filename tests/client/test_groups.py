@@ -34,7 +34,7 @@ from trio_infer import (
     open_client,
 )
 from trio_infer.embedded import Faults, open_coordinator
-from trio_infer.groups import TOLERATED_UNWANTED
+from trio_infer.groups.outcomes import TOLERATED_UNWANTED
 from trio_infer.protocol.coordinator_codec import CoordinatorCodec
 from trio_infer.protocol.dialect import Kind
 from trio_infer.protocol.dialects import FRAMED

@@ -16,37 +16,30 @@ there is one, or one waits, the outcomes go on. The channel holds their indices,
 
 from __future__ import annotations
 
-import math
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, Generic, Self
+from typing import TYPE_CHECKING, Final, Generic, Self
 
 import trio
 
-from .admission import Admission
-from .errors import LocalProtocolError, RemoteProtocolError
-from .models import GenerateRequest, Outcome
-from .models.result import ResultT
-from .models.scalars import to_int
-from .protocol.assembly import Assembler
-from .protocol.conversion import Known
-from .protocol.packing import MalformedMessage, unpack_map
-from .protocol.unpacking import HEAVY_BODY, unpack_map_in_pieces
-from .reception import client_closed, conclude, connection_lost
+from ..admission import Admission
+from ..errors import LocalProtocolError
+from ..models import GenerateRequest, Outcome
+from ..models.result import ResultT
+from ..models.scalars import to_int
+from ..reception import client_closed
+from .member import Member
+from .outcomes import Outcomes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from types import TracebackType
 
-    from .exchange import Exchange
-    from .protocol.packing import Frame
-    from .protocol.preparation import Preparation, Prepared
+    from ..exchange import Exchange
+    from ..protocol.preparation import Preparation, Prepared
 
 __all__ = ["RequestGroup", "check_request"]
 
 CLOSED: Final = "the group is closed"
-
-TOLERATED_UNWANTED: Final = 64
-"""So many indices of cancelled requests may lie in the channel before they are taken out."""
 
 
 def check_request(request: object) -> None:
@@ -63,7 +56,6 @@ class RequestGroup(Generic[ResultT]):
     control moves on. Any task may submit, cancel and receive.
 
     Attributes:
-        deserialize: whether requests end in a `Completion`, or else in the fields of the reply.
         outcomes: what became of them, as they finish. Receiving waits for the first submission, and
             ends (`trio.EndOfChannel`) when nothing that was submitted is outstanding; after the
             next submission it goes on. Any number of tasks may receive; each outcome goes to one,
@@ -79,11 +71,11 @@ class RequestGroup(Generic[ResultT]):
         max_concurrency: int | None,
     ) -> None:
         self.outcomes: trio.abc.ReceiveChannel[Outcome[ResultT]]
-        self.outcomes = self._outcomes = _Outcomes(self)
+        self.outcomes = self._outcomes = Outcomes(self)
         self._exchange = exchange
         self._preparation = preparation
-        self.deserialize = deserialize
-        self._members: dict[int, _Member[ResultT]] = {}
+        self._deserialize = deserialize
+        self._members: dict[int, Member[ResultT]] = {}
         self._admission = Admission(max_concurrency, self._members.__len__)
         self._next_index = 0
         self._coming = 0
@@ -222,7 +214,7 @@ class RequestGroup(Generic[ResultT]):
     def _begin_now(self, request: GenerateRequest, prepared: Prepared) -> int:
         self._admission.enter_nowait()
         try:
-            member = _Member(self, request, prepared.asked)
+            member = self._make_member(request, prepared)
             return self._add(member, self._exchange.hand_over_nowait(prepared, member))
         finally:
             self._admission.leave()
@@ -230,12 +222,21 @@ class RequestGroup(Generic[ResultT]):
     async def _begin(self, request: GenerateRequest, prepared: Prepared) -> int:
         await self._admission.enter()
         try:
-            member = _Member(self, request, prepared.asked)
+            member = self._make_member(request, prepared)
             return self._add(member, await self._exchange.hand_over(prepared, member))
         finally:
             self._admission.leave()
 
-    def _add(self, member: _Member[ResultT], request_id: int) -> int:
+    def _make_member(self, request: GenerateRequest, prepared: Prepared) -> Member[ResultT]:
+        return Member(
+            self._exchange,
+            request,
+            prepared.asked,
+            deserialize=self._deserialize,
+            tell_end=self._outcomes.put,
+        )
+
+    def _add(self, member: Member[ResultT], request_id: int) -> int:
         index = self._next_index
         member.begin(index, request_id)
         self._members[index] = member
@@ -304,15 +305,7 @@ class RequestGroup(Generic[ResultT]):
         if self._is_done:
             self._outcomes.wake_all()
 
-    def note_end(self, index: int) -> None:
-        """A member has ended."""
-        self._outcomes.put(index)
-
-    def note_failure(self) -> None:
-        """A final reply that makes no sense was taken for a completion."""
-        self._exchange.recount_as_failed()
-
-    def find(self, index: int | None) -> _Member[ResultT] | None:
+    def find(self, index: int | None) -> Member[ResultT] | None:
         """The member of that index, if it still is one."""
         return None if index is None else self._members.get(index)
 
@@ -324,220 +317,4 @@ class RequestGroup(Generic[ResultT]):
         del self._members[member.index]
         self._admission.admit()
         self._tell_end()
-        try:
-            return Outcome(member.index, member.request, completion=self._completion(member))
-        except Exception as error:  # noqa: BLE001 - is the outcome
-            plain = error.with_traceback(None)  # which would keep the reply for as long
-            return Outcome(member.index, member.request, error=plain)
-
-    def _completion(self, member: _Member[ResultT]) -> ResultT:
-        if member.error is not None:
-            raise member.error
-        known = Known(
-            request_id=member.request_id,
-            latency=member.ended_at - member.began_at,
-            time_to_first_token=None,
-            asked=member.asked,
-            aborted=False,
-        )
-        arrived = Assembler(deserialize=self.deserialize)
-        try:
-            fields = member.unpacked()
-            completion: ResultT = conclude(self._exchange, arrived, fields, known)
-        except MalformedMessage as error:
-            self._exchange.fail(member.request_id, error, finished=True, heir=None)
-            raise RemoteProtocolError(str(error)) from None
-        return completion
-
-
-class _Member(Generic[ResultT]):
-    """A request of a group, and its inbox.
-
-    Attributes:
-        request: as it was submitted.
-        asked: the sampling parameters that were sent.
-        index: its place in the group.
-        request_id: the client's number of it.
-        began_at: when it was handed over.
-        ended_at: when it ended.
-        body: the final reply, packed.
-        error: what it ended with instead.
-        ended: whether it has.
-    """
-
-    __slots__ = (
-        *("_group", "asked", "began_at", "body", "ended", "ended_at", "error", "index"),
-        *("_fields", "_nonsense", "_pieces", "request", "request_id"),
-    )
-
-    heir = None
-
-    def __init__(
-        self, group: RequestGroup[ResultT], request: GenerateRequest, asked: Mapping[str, Any]
-    ) -> None:
-        self._group = group
-        self.request = request
-        self.asked = asked
-        self.index = self.request_id = -1
-        self.began_at = self.ended_at = 0.0
-        self.body: Frame = b""
-        self.error: Exception | None = None
-        self.ended = False
-        self._pieces: Iterator[dict[str, Any] | None] | None = None
-        self._fields: dict[str, Any] | None = None
-        self._nonsense: MalformedMessage | None = None
-
-    def begin(self, index: int, request_id: int) -> None:
-        """It was handed over just now."""
-        self.index, self.request_id = index, request_id
-        self.began_at = trio.current_time()
-
-    def unpack_some(self) -> bool:
-        """Unpacks a piece of a large reply; returns whether there is more of it."""
-        if len(self.body) < HEAVY_BODY or self._fields is not None or self._nonsense is not None:
-            return False
-        if self._pieces is None:
-            self._pieces = unpack_map_in_pieces(self.body, lazily=self._group.deserialize)
-        try:
-            self._fields = next(self._pieces)
-        except MalformedMessage as error:
-            self._nonsense = error
-            return False
-        return self._fields is None
-
-    def unpacked(self) -> dict[str, Any]:
-        """The reply.
-
-        Raises:
-            MalformedMessage: it makes no sense.
-        """
-        while self.unpack_some():
-            pass
-        if self._nonsense is not None:
-            raise self._nonsense
-        return unpack_map(self.body) if self._fields is None else self._fields
-
-    def partial(self, body: Frame) -> None:
-        """A partial result came, for which nobody has asked."""
-
-    def final(self, body: Frame) -> None:
-        """The final reply came."""
-        self.body = body
-        self._end()
-
-    def malformed(self, error: MalformedMessage) -> None:
-        """A reply came that makes no sense."""
-        if error.is_final:
-            self._group.note_failure()
-        self._end(RemoteProtocolError(str(error)))
-
-    def lost(self, reason: str) -> None:
-        """The connection is gone."""
-        self._end(connection_lost(reason))
-
-    def closed(self) -> None:
-        """The client was closed."""
-        self._end(client_closed())
-
-    def _end(self, error: Exception | None = None) -> None:
-        self.error = error
-        self.ended = True
-        self.ended_at = trio.current_time()
-        self._group.note_end(self.index)
-
-
-class _Outcomes(trio.abc.ReceiveChannel[Outcome[ResultT]], Generic[ResultT]):
-    """What has become of a group's requests, decoded by whoever receives it.
-
-    The indices of those that nobody wants any more stay in the channel for a while. None tells
-    whoever waits to look again.
-    """
-
-    def __init__(self, group: RequestGroup[ResultT]) -> None:
-        self._group = group
-        self._send, self._receive = trio.open_memory_channel[int | None](math.inf)
-        self._unwanted = 0
-
-    @trio.lowlevel.enable_ki_protection
-    async def receive(self) -> Outcome[ResultT]:
-        """Waits for the next outcome.
-
-        Raises:
-            trio.EndOfChannel: nothing that was submitted is outstanding.
-            trio.ClosedResourceError: the group is closed, or the client, and nothing is unread.
-        """
-        self._group.check_open()
-        await trio.lowlevel.checkpoint()
-        while True:  # noqa: ASYNC913 - what goes round waits for the channel
-            try:
-                index: int | None = self._next_nowait()
-            except trio.WouldBlock:
-                index = await self._receive.receive()
-            await self._unpack(index)
-            outcome = self._group.take(index)
-            if outcome is not None:
-                return outcome
-
-    @trio.lowlevel.enable_ki_protection
-    def receive_nowait(self) -> Outcome[ResultT]:
-        """As `receive`, without waiting.
-
-        Raises:
-            trio.WouldBlock: nothing has finished.
-        """
-        self._group.check_open()
-        while True:
-            outcome = self._group.take(self._next_nowait())
-            if outcome is not None:
-                return outcome
-
-    def _next_nowait(self) -> int:
-        """The index of a member that has ended."""
-        self._group.check_open()
-        while True:
-            try:
-                index = self._receive.receive_nowait()
-            except trio.WouldBlock:
-                self._group.check_more()
-                raise
-            if index is not None and self._group.find(index) is not None:
-                return index
-            self._unwanted -= 1
-
-    async def _unpack(self, index: int | None) -> None:  # noqa: ASYNC910 - small ones at once
-        """Unpacks a large reply, and lets others run meanwhile. Cancelled, it waits again."""
-        try:
-            while (member := self._group.find(index)) is not None and member.unpack_some():
-                await trio.lowlevel.checkpoint()
-        except trio.Cancelled:
-            if index is not None and self._group.find(index) is not None:
-                self.put(index)
-            raise
-
-    async def aclose(self) -> None:
-        """Closes the group."""
-        self._group.close()
-        await trio.lowlevel.checkpoint()
-
-    def put(self, index: int) -> None:
-        """A member has ended."""
-        self._send.send_nowait(index)
-
-    def wake_all(self) -> None:
-        """Lets whoever waits look again."""
-        for _ in range(self._receive.statistics().tasks_waiting_receive):
-            self._send.send_nowait(None)
-
-    def note_unwanted(self) -> None:
-        """One that has ended is not wanted any more."""
-        self._unwanted += 1
-        unread = self._receive.statistics().current_buffer_used
-        if self._unwanted > TOLERATED_UNWANTED and self._unwanted > unread / 2:
-            self._take_out_unwanted()
-
-    def _take_out_unwanted(self) -> None:
-        self._unwanted = 0
-        for _ in range(self._receive.statistics().current_buffer_used):
-            index = self._receive.receive_nowait()
-            if self._group.find(index) is not None:
-                self._send.send_nowait(index)
+        return member.outcome()

@@ -1,0 +1,156 @@
+"""One request of a group, and its inbox: its reply stays packed until somebody receives it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic
+
+import trio
+
+from ..errors import RemoteProtocolError
+from ..models import Outcome
+from ..models.result import ResultT
+from ..protocol.assembly import Assembler
+from ..protocol.conversion import Known
+from ..protocol.packing import MalformedMessage, unpack_map
+from ..protocol.unpacking import HEAVY_BODY, unpack_map_in_pieces
+from ..reception import client_closed, conclude, connection_lost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from ..exchange import Exchange
+    from ..models import GenerateRequest
+    from ..protocol.packing import Frame
+
+__all__ = ["Member"]
+
+
+class Member(Generic[ResultT]):
+    """A request of a group, and its inbox.
+
+    Args:
+        exchange: where it runs.
+        request: as it was submitted.
+        asked: the sampling parameters that were sent.
+        deserialize: whether it ends in a `Completion`, or else in the fields of the reply.
+        tell_end: told its index when it has ended.
+
+    Attributes:
+        index: its place in the group.
+        request_id: the client's number of it.
+        ended: whether nothing will come any more.
+    """
+
+    __slots__ = (
+        *("_asked", "_began_at", "_body", "_deserialize", "_ended_at", "_error", "_exchange"),
+        *("_fields", "_nonsense", "_pieces", "_request", "_tell_end"),
+        *("ended", "index", "request_id"),
+    )
+
+    heir = None
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        request: GenerateRequest,
+        asked: Mapping[str, Any],
+        *,
+        deserialize: bool,
+        tell_end: Callable[[int], None],
+    ) -> None:
+        self._exchange = exchange
+        self._request = request
+        self._asked = asked
+        self._deserialize = deserialize
+        self._tell_end = tell_end
+        self.index = self.request_id = -1
+        self.ended = False
+        self._began_at = self._ended_at = 0.0
+        self._body: Frame = b""
+        self._error: Exception | None = None
+        self._pieces: Iterator[dict[str, Any] | None] | None = None
+        self._fields: dict[str, Any] | None = None
+        self._nonsense: MalformedMessage | None = None
+
+    def begin(self, index: int, request_id: int) -> None:
+        """It was handed over just now."""
+        self.index, self.request_id = index, request_id
+        self._began_at = trio.current_time()
+
+    # The inbox: called by the receiving task
+
+    def partial(self, body: Frame) -> None:
+        """A partial result came, for which nobody has asked."""
+
+    def final(self, body: Frame) -> None:
+        """The final reply came."""
+        self._body = body
+        self._end()
+
+    def malformed(self, error: MalformedMessage) -> None:
+        """A reply came that makes no sense."""
+        if error.is_final:
+            self._exchange.recount_as_failed()
+        self._end(RemoteProtocolError(str(error)))
+
+    def lost(self, reason: str) -> None:
+        """The connection is gone."""
+        self._end(connection_lost(reason))
+
+    def closed(self) -> None:
+        """The client was closed."""
+        self._end(client_closed())
+
+    def _end(self, error: Exception | None = None) -> None:
+        self._error = error
+        self.ended = True
+        self._ended_at = trio.current_time()
+        self._tell_end(self.index)
+
+    # Called by the task that receives the outcome
+
+    def unpack_some(self) -> bool:
+        """Unpacks a piece of a large reply; returns whether there is more of it."""
+        if len(self._body) < HEAVY_BODY or self._fields is not None or self._nonsense is not None:
+            return False
+        if self._pieces is None:
+            self._pieces = unpack_map_in_pieces(self._body, lazily=self._deserialize)
+        try:
+            self._fields = next(self._pieces)
+        except MalformedMessage as error:
+            self._nonsense = error
+            return False
+        return self._fields is None
+
+    def outcome(self) -> Outcome[ResultT]:
+        """What became of it, decoded here and now, and counted."""
+        try:
+            return Outcome(self.index, self._request, completion=self._completion())
+        except Exception as error:  # noqa: BLE001 - is the outcome
+            plain = error.with_traceback(None)  # which would keep the reply for as long
+            return Outcome(self.index, self._request, error=plain)
+
+    def _completion(self) -> ResultT:
+        if self._error is not None:
+            raise self._error
+        known = Known(
+            request_id=self.request_id,
+            latency=self._ended_at - self._began_at,
+            time_to_first_token=None,
+            asked=self._asked,
+            aborted=False,
+        )
+        arrived = Assembler(deserialize=self._deserialize)
+        try:
+            completion: ResultT = conclude(self._exchange, arrived, self._unpacked(), known)
+        except MalformedMessage as error:
+            self._exchange.fail(self.request_id, error, finished=True, heir=None)
+            raise RemoteProtocolError(str(error)) from None
+        return completion
+
+    def _unpacked(self) -> dict[str, Any]:
+        while self.unpack_some():
+            pass
+        if self._nonsense is not None:
+            raise self._nonsense
+        return unpack_map(self._body) if self._fields is None else self._fields

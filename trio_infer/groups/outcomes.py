@@ -1,0 +1,116 @@
+"""The channel of a group: which of its requests have ended, decoded by whoever receives."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final, Generic
+
+import trio
+
+from ..models import Outcome
+from ..models.result import ResultT
+
+if TYPE_CHECKING:
+    from .group import RequestGroup
+
+__all__ = ["TOLERATED_UNWANTED", "Outcomes"]
+
+TOLERATED_UNWANTED: Final = 64
+"""So many indices of cancelled requests may lie in the channel before they are taken out."""
+
+
+class Outcomes(trio.abc.ReceiveChannel[Outcome[ResultT]], Generic[ResultT]):
+    """What has become of a group's requests, decoded by whoever receives it.
+
+    The indices of those that nobody wants any more stay in the channel for a while. None tells
+    whoever waits to look again.
+    """
+
+    def __init__(self, group: RequestGroup[ResultT]) -> None:
+        self._group = group
+        self._send, self._receive = trio.open_memory_channel[int | None](math.inf)
+        self._unwanted = 0
+
+    @trio.lowlevel.enable_ki_protection
+    async def receive(self) -> Outcome[ResultT]:
+        """Waits for the next outcome.
+
+        Raises:
+            trio.EndOfChannel: nothing that was submitted is outstanding.
+            trio.ClosedResourceError: the group is closed, or the client, and nothing is unread.
+        """
+        self._group.check_open()
+        await trio.lowlevel.checkpoint()
+        while True:  # noqa: ASYNC913 - what goes round waits for the channel
+            try:
+                index: int | None = self._next_nowait()
+            except trio.WouldBlock:
+                index = await self._receive.receive()
+            await self._unpack(index)
+            outcome = self._group.take(index)
+            if outcome is not None:
+                return outcome
+
+    @trio.lowlevel.enable_ki_protection
+    def receive_nowait(self) -> Outcome[ResultT]:
+        """As `receive`, without waiting.
+
+        Raises:
+            trio.WouldBlock: nothing has finished.
+        """
+        self._group.check_open()
+        while True:
+            outcome = self._group.take(self._next_nowait())
+            if outcome is not None:
+                return outcome
+
+    def _next_nowait(self) -> int:
+        """The index of a member that has ended."""
+        self._group.check_open()
+        while True:
+            try:
+                index = self._receive.receive_nowait()
+            except trio.WouldBlock:
+                self._group.check_more()
+                raise
+            if index is not None and self._group.find(index) is not None:
+                return index
+            self._unwanted -= 1
+
+    async def _unpack(self, index: int | None) -> None:  # noqa: ASYNC910 - small ones at once
+        """Unpacks a large reply, and lets others run meanwhile. Cancelled, it waits again."""
+        try:
+            while (member := self._group.find(index)) is not None and member.unpack_some():
+                await trio.lowlevel.checkpoint()
+        except trio.Cancelled:
+            if index is not None and self._group.find(index) is not None:
+                self.put(index)
+            raise
+
+    async def aclose(self) -> None:
+        """Closes the group."""
+        self._group.close()
+        await trio.lowlevel.checkpoint()
+
+    def put(self, index: int) -> None:
+        """A member has ended."""
+        self._send.send_nowait(index)
+
+    def wake_all(self) -> None:
+        """Lets whoever waits look again."""
+        for _ in range(self._receive.statistics().tasks_waiting_receive):
+            self._send.send_nowait(None)
+
+    def note_unwanted(self) -> None:
+        """One that has ended is not wanted any more."""
+        self._unwanted += 1
+        unread = self._receive.statistics().current_buffer_used
+        if self._unwanted > TOLERATED_UNWANTED and self._unwanted > unread / 2:
+            self._take_out_unwanted()
+
+    def _take_out_unwanted(self) -> None:
+        self._unwanted = 0
+        for _ in range(self._receive.statistics().current_buffer_used):
+            index = self._receive.receive_nowait()
+            if self._group.find(index) is not None:
+                self._send.send_nowait(index)
