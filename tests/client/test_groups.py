@@ -7,6 +7,7 @@ import math
 import sys
 import weakref
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -17,7 +18,7 @@ import trio.testing
 
 from tests.echoing import HELD, echo
 from tests.peers import Received, ScriptedCoordinator, finished, scripted_coordinator
-from tests.stepping import cancelled_at_each_step
+from tests.stepping import Moment, run_at_each_step
 from tests.waiting import until
 from trio_infer import (
     Completion,
@@ -33,6 +34,7 @@ from trio_infer import (
     UnsupportedByDialect,
     open_client,
 )
+from trio_infer.background import running_behind
 from trio_infer.embedded import Faults, open_coordinator
 from trio_infer.groups.outcomes import TOLERATED_UNWANTED
 from trio_infer.protocol.coordinator_codec import CoordinatorCodec
@@ -1288,37 +1290,22 @@ async def test_what_a_dialect_has_no_words_for_is_refused_before_anything_is_sen
 # Cancelled at each step
 
 
-class Scene:
-    """A client and a coordinator that echoes, at which nothing may be left.
-
-    Prompts that begin with `HELD` are never answered.
-    """
-
-    def __init__(self, coordinator: ScriptedCoordinator, client: InferenceClient) -> None:
-        self.client = client
-        self.coordinator = coordinator
-
-    async def check(self) -> None:
-        client, coordinator = self.client, self.coordinator
-        await settled(client)
-        statistics = client.statistics()
-        assert (statistics.in_flight, statistics.waiting) == (0, 0)
-        assert client._exchange._admission._promised == 0
-        assert client._exchange.on_closing == set()
+async def rehearse(use: Callable[[InferenceClient], Awaitable[None]], moment: Moment) -> None:
+    """Cancels it once, at a coordinator that echoes, and looks for what is left."""
+    async with scripted_coordinator("memory://*") as coordinator:
+        async with running_behind(partial(echo, coordinator)):
+            async with open_client(coordinator.address, max_in_flight=2) as client:
+                tasks = trio.lowlevel.current_statistics().tasks_living
+                await moment.cancel(partial(use, client))
+                assert trio.lowlevel.current_statistics().tasks_living == tasks, "a task is left"
+                assert client.statistics().in_flight == client.statistics().waiting == 0
+                assert client._exchange._admission._promised == 0
+                assert client._exchange.on_closing == set()
+                await settled(client)
+        assert coordinator.unroutable == 0, "the real coordinator would have crashed"
         assert not coordinator._tokens, "a request is running"
         aborts = coordinator.of(Kind.ABORT_REQUEST)
-        assert len(aborts) == len(set(aborts))
-
-
-@pytest.fixture
-async def scene(
-    autojump_clock: trio.testing.MockClock, coordinator: ScriptedCoordinator
-) -> AsyncIterator[Scene]:
-    async with open_client(coordinator.address, max_in_flight=2) as client:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(echo, coordinator)
-            yield Scene(coordinator, client)
-            nursery.cancel_scope.cancel()
+        assert len(aborts) == len(set(aborts)) == client.statistics().aborted
 
 
 async def submits_one(client: InferenceClient) -> None:
@@ -1385,24 +1372,25 @@ async def uses_it_all(client: InferenceClient) -> None:
         nursery.start_soon(produce, group)
 
 
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     ("use", "least"),
     [
-        (submits_one, 3),
-        (submits_when_the_group_has_room, 6),
-        (submits_when_the_client_has_room, 6),
-        (submits_a_large_one, 3),
-        (receives_one, 3),
-        (receives_all, 4),
-        (closes_the_outcomes, 2),
-        (uses_it_all, 20),
+        (submits_one, 4),
+        (submits_when_the_group_has_room, 12),
+        (submits_when_the_client_has_room, 12),
+        (submits_a_large_one, 6),
+        (receives_one, 6),
+        (receives_all, 8),
+        (closes_the_outcomes, 4),
+        (uses_it_all, 40),
     ],
 )
-async def test_cancelled_at_any_of_its_awaits_it_leaves_nothing_behind(
-    scene: Scene, use: Callable[[InferenceClient], Awaitable[None]], least: int
+def test_cancelled_at_any_of_its_awaits_it_leaves_nothing_behind(
+    use: Callable[[InferenceClient], Awaitable[None]], least: int, seed: int
 ) -> None:
-    steps = await cancelled_at_each_step(lambda: use(scene.client), scene.check)
-    assert steps >= least, "it was not cancelled where it waits"
+    moments = run_at_each_step(partial(rehearse, use), seed=seed)
+    assert moments >= least, "it was not cancelled where it waits"
 
 
 # Trees

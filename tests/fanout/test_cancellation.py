@@ -17,7 +17,7 @@ import pytest
 import trio
 import trio.lowlevel
 
-from tests.fanout.stepping import cancelled_at, run_at_each_step
+from tests.stepping import Moment, run_at_each_step
 from tests.waiting import until
 from trio_infer import (
     Completion,
@@ -278,13 +278,13 @@ CASES: dict[str, tuple[Callable[[InferenceClient], Awaitable[object]], object]] 
 
 @attrs.define
 class Rehearsal:
-    """One of them, cancelled at one step, and what has to hold afterwards."""
+    """One of them, cancelled at one moment, and what has to hold afterwards."""
 
     act: Callable[[InferenceClient], Awaitable[object]]
     result: object = None
     max_in_flight: int | None = None
 
-    async def run(self, nth: int) -> bool:
+    async def run(self, moment: Moment) -> None:
         async with (
             open_coordinator(
                 bind="memory://*", model=Letters(), step_time=STEP, max_sequence_length=80
@@ -292,7 +292,7 @@ class Rehearsal:
             open_client(coordinator.address, max_in_flight=self.max_in_flight) as client,
         ):
             before = trio.lowlevel.current_statistics().tasks_living
-            cancelled = await cancelled_at(nth, partial(self._act, client))
+            await moment.cancel(partial(self._act, client))
             # No checkpoint in between: what holds now holds before control moves on.
             assert client.statistics().in_flight == client.statistics().waiting == 0
             assert trio.lowlevel.current_statistics().tasks_living == before
@@ -300,10 +300,12 @@ class Rehearsal:
             await until(lambda: aborts(coordinator) >= client.statistics().aborted)
             await gather(client, REQUESTS)  # it is as good as new
             self._check_counters(client, coordinator)
-        return cancelled
 
     async def _act(self, client: InferenceClient) -> None:
-        self.result = await self.act(client)
+        try:
+            self.result = await self.act(client)
+        except BaseExceptionGroup as error:
+            raise AssertionError(repr(error)) from error
 
     @staticmethod
     def _check_counters(client: InferenceClient, coordinator: EmbeddedCoordinator) -> None:
@@ -325,6 +327,6 @@ def aborts(coordinator: EmbeddedCoordinator) -> int:
 def test_cancelled_at_any_moment_nothing_is_left(case: str, max_in_flight: int | None) -> None:
     act, result = CASES[case]
     rehearsal = Rehearsal(act, max_in_flight=max_in_flight)
-    steps = run_at_each_step(rehearsal.run)
+    moments = run_at_each_step(rehearsal.run)
     assert rehearsal.result == result, "it did not run through in the end"
-    assert steps > 3
+    assert moments > 6
