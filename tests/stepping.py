@@ -34,21 +34,23 @@ class Moment(trio.abc.Instrument):
         nth: at which step; 0: before all of them.
         ahead: whether before that step, or behind it.
         steps: how many there were so far.
+        time: when it came.
         scope: what is cancelled.
     """
 
     nth: int
     ahead: bool
     steps: int = 0
+    time: float | None = None
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
 
     @property
     def came(self) -> bool:
         """Whether it was not over before."""
-        return self.scope.cancel_called
+        return self.time is not None
 
     async def cancel(self, act: Callable[[], Awaitable[object]]) -> None:
-        """Does something that is cancelled when the moment comes."""
+        """Does something that is cancelled when the moment comes, and then has to end at once."""
         with self.scope:
             self._note(ahead=False)
             trio.lowlevel.add_instrument(self)
@@ -56,6 +58,7 @@ class Moment(trio.abc.Instrument):
                 await act()
             finally:
                 trio.lowlevel.remove_instrument(self)
+        assert self.time in (None, trio.current_time()), "it went on for a while"
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
         self.steps += 1
@@ -66,6 +69,7 @@ class Moment(trio.abc.Instrument):
 
     def _note(self, *, ahead: bool) -> None:
         if self.steps == self.nth and self.ahead == ahead:
+            self.time = trio.current_time()
             self.scope.cancel()
 
 
