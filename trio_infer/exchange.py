@@ -23,7 +23,7 @@ from .sockets import Home, NotConnected
 from .transport import CLOSED, Transport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from .protocol.client_codec import ClientCodec, ServerMessage
     from .protocol.dialect import Dialect
@@ -162,10 +162,11 @@ class Exchange:
     async def _hand_over_heavy(self, prepared: Prepared, inbox: Inbox) -> int:
         """As `hand_over`, but packs in another thread, under an id fixed beforehand."""
         request_id = self._session.reserve_id()
-        frames = await trio.to_thread.run_sync(
-            prepared.frames, request_id, abandon_on_cancel=True, limiter=self._packing
-        )
-        await trio.lowlevel.checkpoint_if_cancelled()  # it may have taken long
+        with self._counted_as_waiting():
+            frames = await trio.to_thread.run_sync(
+                prepared.frames, request_id, abandon_on_cancel=True, limiter=self._packing
+            )
+            await trio.lowlevel.checkpoint_if_cancelled()  # it may have taken long
         return await self._hand_over(lambda: request_id, lambda _: frames, inbox)
 
     async def _hand_over(
@@ -184,10 +185,15 @@ class Exchange:
             return request_id  # noqa: ASYNC910 - who hands over waits for the reply
 
     async def _wait_up(self) -> None:
-        self._waiting += 1
-        try:
+        with self._counted_as_waiting():
             await self.wait_up()
             await trio.lowlevel.checkpoint_if_cancelled()
+
+    @contextlib.contextmanager
+    def _counted_as_waiting(self) -> Iterator[None]:
+        self._waiting += 1
+        try:
+            yield
         finally:
             self._waiting -= 1
 

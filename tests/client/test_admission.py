@@ -598,3 +598,21 @@ async def test_places_go_round_in_order_whoever_gives_up_when(seed: int) -> None
     assert entered == [number for number in queue if number in set(entered)]
     assert all(scopes[n].cancelled_caught for n in range(100) if n not in set(entered))
     assert admission._promised == 0
+
+
+async def test_a_large_request_that_is_being_packed_is_seen_to_wait(
+    client: InferenceClient,
+) -> None:
+    """It has its turn, and would be nowhere otherwise."""
+    packing = client._exchange._packing
+    others = [object() for _ in range(int(packing.total_tokens))]
+    for other in others:
+        packing.acquire_on_behalf_of_nowait(other)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(generates_from_much, client, "hi")
+        await trio.testing.wait_all_tasks_blocked()
+        assert (client.statistics().in_flight, client.statistics().waiting) == (0, 1)
+        nursery.cancel_scope.cancel()
+    assert client.statistics().waiting == 0
+    for other in others:
+        packing.release_on_behalf_of(other)

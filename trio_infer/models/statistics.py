@@ -15,7 +15,8 @@ class ClientStatistics:
 
     Attributes:
         in_flight: requests handed over, neither ended nor aborted.
-        waiting: requests that wait for the connection, or for their turn under ``max_in_flight``.
+        waiting: requests that wait for their turn under ``max_in_flight``, to be packed if they are
+            large, or for the connection.
         aborting: aborted requests whose final reply has not come yet.
         submitted: requests handed over so far.
         completed: those that finished.
