@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections import deque
+from typing import TYPE_CHECKING, Final
 
 import trio
 
@@ -12,32 +13,36 @@ if TYPE_CHECKING:
 
 __all__ = ["Admission"]
 
+LET_IN: Final = 64
+"""So many are let in at once, lest those that run too soon be too many."""
+
 
 class Admission:
     """Places, which whoever has to wait for one gets in turn.
 
     A place is promised by `enter`, and from `leave` on it is taken only if ``occupied`` says so:
-    what took it tells `admit` when that changes. Whoever waits is let in one after another, each
-    once the one before has come so far: tasks that are woken at once run in any order.
+    what took it tells `admit` when that changes. Tasks that are woken at once run in any order: of
+    those let in, whoever runs too soon waits again, until the ones before it have passed.
 
     Args:
         limit: how many places there are; None: as many as are wanted.
         occupied: how many are taken.
     """
 
-    __slots__ = ("_entering", "_limit", "_occupied", "_promised", "_queue")
+    __slots__ = ("_let_in", "_limit", "_occupied", "_promised", "_queue", "_too_soon")
 
     def __init__(self, limit: int | None, occupied: Callable[[], int]) -> None:
         self._limit = math.inf if limit is None else limit
         self._occupied = occupied
         self._promised = 0
-        self._entering = False  # somebody is let in, and has not come so far
         self._queue = trio.lowlevel.ParkingLot()
+        self._let_in: deque[trio.lowlevel.Task] = deque()  # in order, and not passed yet
+        self._too_soon = trio.lowlevel.ParkingLot()
 
     @property
     def waiting(self) -> int:
         """How many wait for a place."""
-        return len(self._queue) + self._entering
+        return len(self._queue) + len(self._let_in)
 
     def enter_nowait(self) -> None:
         """Gets a place.
@@ -56,13 +61,19 @@ class Admission:
             self._promised += 1
             return  # noqa: ASYNC910 - as it says
         await self._queue.park()  # until `admit`, which has promised it
-        self._entering = False
+        task = trio.lowlevel.current_task()
         try:
             await trio.lowlevel.checkpoint_if_cancelled()
+            while self._let_in[0] is not task:
+                await self._too_soon.park()
+                await trio.lowlevel.checkpoint_if_cancelled()
         except BaseException:
-            self.leave()
+            self._promised -= 1
             raise
-        self.admit()
+        finally:
+            self._let_in.remove(task)
+            self._too_soon.unpark_all()
+            self.admit()
 
     def leave(self) -> None:
         """The place is not promised any more: it is taken by now, or is another's."""
@@ -71,10 +82,9 @@ class Admission:
 
     def admit(self) -> None:
         """Lets in who waits, as far as there is room."""
-        if self._queue and not self._entering and self._has_room:
+        while self._queue and len(self._let_in) < LET_IN and self._has_room:
             self._promised += 1
-            self._entering = True
-            self._queue.unpark()
+            self._let_in.extend(self._queue.unpark())
 
     def close(self) -> None:
         """Lets everybody in, to find that there is nothing any more."""

@@ -562,7 +562,7 @@ async def test_whatever_happens_no_place_is_lost_and_none_is_given_twice(
 async def test_places_go_round_in_order_whoever_gives_up_when(seed: int) -> None:
     """The queue by itself, with all that can happen to it in one tick."""
     rng = random.Random(seed)
-    limit, taken = rng.randint(1, 3), 0
+    limit, taken = rng.choice([1, 2, 3, 20]), 0
     admission = Admission(limit, lambda: taken)
     queue: list[int] = []
     entered: list[int] = []
@@ -616,3 +616,36 @@ async def test_a_large_request_that_is_being_packed_is_seen_to_wait(
     assert client.statistics().waiting == 0
     for other in others:
         packing.release_on_behalf_of(other)
+
+
+@pytest.mark.parametrize("freed", ["a hundred places", "by closing"])
+async def test_beside_tasks_that_keep_the_scheduler_busy_many_start_as_soon_as_one(
+    freed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A turn of the scheduler takes as long as all other tasks take: one for each is too many."""
+    # As trio runs tasks but for tests: in order, or the other way round, by chance.
+    monkeypatch.setattr("trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING", False)
+    taken = 1000
+    admission = Admission(taken, lambda: taken)
+    entered: list[int] = []
+
+    async def enter(number: int) -> None:
+        await admission.enter()
+        entered.append(number)
+        admission.leave()
+
+    async with trio.open_nursery() as nursery:
+        for number in range(100):
+            nursery.start_soon(enter, number)
+            await trio.testing.wait_all_tasks_blocked()
+        if freed == "by closing":
+            admission.close()
+        else:
+            taken -= 100
+            admission.admit()
+        turns = 0
+        while admission.waiting:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+    assert entered == list(range(100))
+    assert turns < 50  # half of them bring in most of the rest
