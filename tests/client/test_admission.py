@@ -591,6 +591,7 @@ async def test_places_go_round_in_order_whoever_gives_up_when(seed: int) -> None
                     scopes[rng.randrange(number + 1)].cancel()
                 else:
                     await trio.lowlevel.checkpoint()
+        await trio.testing.wait_all_tasks_blocked()
         while admission.waiting:
             await trio.testing.wait_all_tasks_blocked()
             taken = 0

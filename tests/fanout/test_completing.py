@@ -217,6 +217,22 @@ async def test_requests_that_break_off_are_not_taken_for_all_of_them(
         nursery.cancel_scope.cancel()
 
 
+async def test_requests_that_raise_the_stop_of_another_kind_are_not_taken_for_all_of_them(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    """It would end a loop over the outcomes without a word."""
+    with pytest.raises(RuntimeError, match="StopAsyncIteration"):
+        await gather(client, Counted(2, StopAsyncIteration()))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(echo, coordinator)
+        with pytest.raises(RuntimeError, match="StopAsyncIteration"):
+            async with as_completed(
+                client, Counted(2, StopAsyncIteration()), max_concurrency=5
+            ) as outcomes:
+                assert len([outcome async for outcome in outcomes]) == 2
+        nursery.cancel_scope.cancel()
+
+
 # as_completed
 
 

@@ -28,6 +28,9 @@ __all__ = ["Completed", "as_completed", "check_client", "completing", "gather"]
 
 _END: Final[Any] = object()
 
+_ENDS: Final = (trio.EndOfChannel, StopAsyncIteration)
+"""What ends a loop over a channel, whoever raises it."""
+
 Requests: TypeAlias = "Iterable[GenerateRequest] | AsyncIterable[GenerateRequest]"
 
 
@@ -207,8 +210,8 @@ class Completed(trio.abc.ReceiveChannel[Outcome[Completion]]):
         except (trio.EndOfChannel, trio.ClosedResourceError):
             if self._feed.error is None:
                 raise
-            # An end of the channel would end a loop over this one: it is told behind the block.
-            self._feed.told = not isinstance(self._feed.error, trio.EndOfChannel)
+            # What ends a loop over this channel is told behind the block.
+            self._feed.told = not isinstance(self._feed.error, _ENDS)
             raise self._feed.error from None
         self._feed.make_room()
         return outcome
