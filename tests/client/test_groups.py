@@ -68,7 +68,8 @@ def arrive(client: InferenceClient) -> None:
     """Lets what has been sent to a client arrive, here and now: no other task runs meanwhile."""
     connection = client._exchange._transport._current
     assert connection is not None
-    connection.socket.drain(connection.deliver)
+    while not connection.socket.drain(connection.deliver):
+        pass  # it stops after some milliseconds, for others' sake
 
 
 async def settled(client: InferenceClient) -> None:

@@ -610,3 +610,18 @@ def test_none_accepted_may_be_raised_by_others() -> None:
     error = NoneAccepted("nobody came")
     assert str(error) == "nobody came"
     assert error.outcomes == ()
+
+
+async def test_what_is_no_client_or_no_function_is_refused_before_anything_is_sent(
+    client: InferenceClient,
+) -> None:
+    wrong: Any = "tcp://coordinator:5555"
+    no_function: Any = True
+    requests = asking("a")
+    with pytest.raises(TypeError, match="client must be an InferenceClient, not str"):
+        await race(wrong, requests)
+    with pytest.raises(TypeError, match="accept must be a function, not bool"):
+        await race(client, requests, accept=no_function)
+    with pytest.raises(TypeError, match="score must be a function, not bool"):
+        await best_of(client, "a", n=2, score=no_function)
+    assert client.statistics().submitted == 0

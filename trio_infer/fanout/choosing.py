@@ -9,7 +9,7 @@ import attrs
 from ..errors import NoneAccepted
 from ..models import Completion, GenerateRequest, Outcome
 from ..models.scalars import to_float, to_int
-from .completing import check_client, completing
+from .completing import check_client, check_function, completing
 from .judging import judging
 
 if TYPE_CHECKING:
@@ -44,13 +44,15 @@ async def race(
         Exception: whatever ``accept`` raises.
     """
     check_client(client)
+    judge = _anything if accept is None else accept
+    check_function(judge, "accept")
     entrants = tuple(requests)
     if not entrants:
         msg = "requests is empty: nobody can win"
         raise ValueError(msg)
     async with (
         completing(client, entrants, None, fail_fast=True) as outcomes,
-        judging(outcomes, _anything if accept is None else accept) as verdicts,
+        judging(outcomes, judge) as verdicts,
     ):
         losers: list[Outcome[Completion]] = []
         async for judged in verdicts:
@@ -113,6 +115,7 @@ async def best_of(
         Exception: whatever ``score`` raises.
     """
     check_client(client)
+    check_function(score, "score")
     if to_int(n, "n") < 1:
         msg = f"n must be at least 1, not {n}"
         raise ValueError(msg)

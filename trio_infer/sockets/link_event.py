@@ -48,7 +48,10 @@ _EVENTS: Final[Mapping[int, tuple[LinkEvent, str]]] = {
     zmq.EVENT_CLOSED: (LinkEvent.FAILED, NOBODY),
     zmq.EVENT_DISCONNECTED: (LinkEvent.DOWN, ""),
     # Alone, that is the only sign of a name without an address.
-    zmq.EVENT_CONNECT_RETRIED: (LinkEvent.RETRIED, "there is no such host"),
+    zmq.EVENT_CONNECT_RETRIED: (
+        LinkEvent.RETRIED,
+        "there is no such host (IPv6 wants the socket option ipv6)",
+    ),
 }
 
 WATCHED: Final = sum(_EVENTS)
