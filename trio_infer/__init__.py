@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from .client import InferenceClient as InferenceClient
+from .continuing import continue_from as continue_from
+from .deadlines import generate_within as generate_within
 from .engines import EngineControl as EngineControl
 from .errors import ConnectError as ConnectError
 from .errors import ConnectionLost as ConnectionLost
@@ -76,7 +78,9 @@ __all__ = [
     "as_completed",
     "best_of",
     "connect_client",
+    "continue_from",
     "gather",
+    "generate_within",
     "hedge",
     "open_client",
     "race",

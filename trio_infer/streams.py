@@ -130,6 +130,18 @@ class CompletionStream(trio.abc.ReceiveChannel[TokenDelta], Generic[ResultT]):
         self._reception.decode()
         return self._reception.completion
 
+    @property
+    def closed(self) -> bool:
+        """Whether the block has ended, or the stream was closed in it."""
+        return self._request.closed
+
+    @property
+    def error(self) -> Exception | None:
+        """What `result` raises, if the request has ended, but not in a completion."""
+        if self.completion is not None:
+            return None
+        return self._reception.error
+
     # Receiving
 
     def _reading(self) -> _Turn[ResultT]:
