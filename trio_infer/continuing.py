@@ -55,8 +55,7 @@ def continue_from(
     """
     params = to_sampling_params(sampling_params)
     begun = coerce_prompt(prompt)
-    completion = _completion_of(cut_short)
-    tokens = _tokens_of(cut_short) if completion is None else completion.generated_tokens
+    tokens, completion = _so_far(cut_short)
     _check_end(tokens, params, completion)
     if tokens:
         if isinstance(begun, str):
@@ -71,15 +70,19 @@ def continue_from(
     )
 
 
-def _completion_of(cut_short: object) -> Completion | None:
-    """What the engine said at the end of it, if it did, and if that was not the whole."""
-    completion = cut_short.completion if isinstance(cut_short, CompletionStream) else cut_short
-    if completion is None or isinstance(completion, ConnectionLost):
-        return None
-    if not isinstance(completion, Completion):
-        if completion is not cut_short:
+def _so_far(cut_short: object) -> tuple[list[int], Completion | None]:
+    """The tokens, and what the engine said at the end of it, if it did."""
+    if isinstance(cut_short, ConnectionLost):
+        return list(cut_short.tokens), None
+    completion = cut_short
+    if isinstance(cut_short, CompletionStream):
+        completion = cut_short.completion
+        if completion is None:
+            return _left(cut_short), None
+        if not isinstance(completion, Completion):
             msg = "this needs completions: open the client with deserialize=True"
-            raise ValueError(msg)
+            raise ValueError(msg)  # noqa: TRY004 - the stream is of the right type
+    if not isinstance(completion, Completion):
         what = "a Completion, a CompletionStream or a ConnectionLost"
         msg = f"cut_short must be {what}, not {type(cut_short).__name__}"
         raise TypeError(msg)
@@ -88,20 +91,18 @@ def _completion_of(cut_short: object) -> Completion | None:
     if len(completion.generated_tokens) < completion.generated_length:
         msg = "the completion lacks tokens that were generated"
         raise ValueError(msg)
-    return completion
+    return completion.generated_tokens, completion
 
 
-def _tokens_of(cut_short: Any) -> list[int]:
-    """The tokens of a request without a last word from the engine."""
-    if isinstance(cut_short, ConnectionLost):
-        return list(cut_short.tokens)
-    if isinstance(cut_short.error, RequestFailed | RemoteProtocolError):
-        raise _failed() from cut_short.error
-    if not cut_short.closed:
+def _left(stream: CompletionStream[Any]) -> list[int]:
+    """The tokens of a stream that has no completion."""
+    error = stream.error
+    if isinstance(error, RequestFailed | RemoteProtocolError):
+        raise _failed() from error
+    if not stream.closed:
         msg = "the stream still runs: leave its block, or await finish_early(), first"
         raise ValueError(msg)
-    tokens: list[int] = cut_short.tokens
-    return tokens
+    return stream.tokens
 
 
 def _failed() -> ValueError:

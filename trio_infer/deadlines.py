@@ -49,12 +49,12 @@ async def generate_within(
     Args:
         client: of the coordinator.
         seconds: how long it may take from the call on, waiting for a connection and for its turn
-            included; `math.inf` for as long as it takes.
+            included; ``math.inf`` for as long as it takes.
         prompt: as `InferenceClient.generate` takes it.
         sampling_params: as `InferenceClient.generate` takes them.
         grace: how many seconds to wait for the engine's last reply, beyond the deadline. A running
             engine answers an abort on its next step. The default leaves time for a long one, and
-            is not long to wait for engines that are paused or dead; `math.inf` waits for ever.
+            is not long to wait for engines that are paused or dead; ``math.inf`` waits for ever.
         multi_modal_data: as `InferenceClient.generate` takes it.
         offload_params: as `InferenceClient.generate` takes them.
         kv_handoff: as `InferenceClient.generate` takes it.
