@@ -18,6 +18,7 @@ from trio_infer import (
     DIALECTS,
     Completion,
     ConnectionLost,
+    Dialect,
     InferenceClient,
     RemoteProtocolError,
     RequestFailed,
@@ -296,26 +297,39 @@ class AtTheDeadline(trio.abc.Instrument):
             self.happen()
 
 
-@pytest.mark.parametrize("grace", [0.0, 1.0])
+@pytest.mark.parametrize("dialect", [FRAMED, WITHOUT_ABORT], ids=str)
+@pytest.mark.parametrize("tokens", [[1], [1, 2]], ids=["nothing new", "a new token"])
 async def test_a_reply_in_the_very_moment_of_the_deadline_is_the_whole(
+    autojump_clock: Clock,
+    coordinator: ScriptedCoordinator,
+    nursery: trio.Nursery,
+    dialect: Dialect,
+    tokens: list[int],
+) -> None:
+    async with open_client(coordinator.address, dialect=dialect) as client:
+        await ends_at_the_deadline(autojump_clock, coordinator, client, nursery, tokens)
+
+
+async def ends_at_the_deadline(
     autojump_clock: Clock,
     coordinator: ScriptedCoordinator,
     client: InferenceClient,
     nursery: trio.Nursery,
-    grace: float,
+    tokens: list[int],
 ) -> None:
-    asked = ask(nursery, client, 5.0, grace=grace)
+    asked = ask(nursery, client, 5.0)
     submission = await coordinator.submission()
+    coordinator.partial(submission, [1])
 
     def reply() -> None:
-        coordinator.reply(submission, [1, 2])
+        coordinator.reply(submission, tokens)
         arrive(client)
 
     instrument = AtTheDeadline(autojump_clock, 5.0, reply)
     trio.lowlevel.add_instrument(instrument)
     completion = await asked.result()
     trio.lowlevel.remove_instrument(instrument)
-    assert completion.generated_tokens == [1, 2]
+    assert completion.generated_tokens == tokens
     assert (completion.finish_reason, completion.from_deltas) == ("stop", False)
     assert coordinator.of(Kind.ABORT_REQUEST) == []
     assert counted(client, "completed", "aborted") == (1, 0)
@@ -341,6 +355,29 @@ async def test_a_reply_in_the_very_moment_that_the_grace_is_over_is_taken(
     trio.lowlevel.remove_instrument(instrument)
     assert (completion.generated_text, completion.from_deltas) == ("h", False)
     assert completion.finish_reason == "abort"
+
+
+async def test_tokens_of_the_very_moment_of_the_deadline_survive_a_loss_behind_it(
+    autojump_clock: Clock,
+    coordinator: ScriptedCoordinator,
+    client: InferenceClient,
+    nursery: trio.Nursery,
+) -> None:
+    asked = ask(nursery, client, 5.0)
+    submission = await coordinator.submission()
+
+    def lose() -> None:
+        coordinator.partial(submission, [1, 2])
+        arrive(client)
+        coordinator.close()
+
+    instrument = AtTheDeadline(autojump_clock, 5.0, lose)
+    trio.lowlevel.add_instrument(instrument)
+    completion = await asked.result()
+    trio.lowlevel.remove_instrument(instrument)
+    assert deltas_alone(completion)
+    assert completion.generated_tokens == [1, 2]
+    assert counted(client, "aborted", "lost") == (1, 0)
 
 
 # Not handed over by then
@@ -625,6 +662,7 @@ class Site:
 
     async def check(self) -> None:
         """Raises if anything is left, once what is owed has come."""
+        await trio.sleep(self.ends_after)
         await until(lambda: not self.client.statistics().aborting)
         await until(lambda: self.nursery is None or not self.nursery.child_tasks)
         statistics = self.client.statistics()
