@@ -37,6 +37,7 @@ from .models import TokenDelta as TokenDelta
 from .opening import ClientOptions as ClientOptions
 from .opening import connect_client as connect_client
 from .opening import open_client as open_client
+from .protocol.detokenizing import Tokenizer as Tokenizer
 from .protocol.dialect import Dialect as Dialect
 from .protocol.dialects import DIALECTS as DIALECTS
 from .protocol.hashing import PrefixCachingCoordinatorPolicy as PrefixCachingCoordinatorPolicy
@@ -74,6 +75,7 @@ __all__ = [
     "SocketOptions",
     "SupportsSerialize",
     "TokenDelta",
+    "Tokenizer",
     "UnsupportedByDialect",
     "as_completed",
     "best_of",

@@ -22,15 +22,17 @@ class TokenDelta:
     """The tokens that arrived since the last delta. All deltas together make the completion.
 
     Attributes:
-        tokens: token ids, one or more.
+        tokens: token ids, one or more; none in a last delta that brings but `text`.
         log_probs: the natural log probability of each of them, where asked for.
         top_n_logprobs: for each of them the likeliest tokens' text and log probability, where
             asked for.
+        text: what has become certain of the text, which may be nothing; None without a tokenizer.
     """
 
     tokens: list[int]
     log_probs: list[float] | None = None
     top_n_logprobs: list[dict[str, float]] | None = None
+    text: str | None = None
 
 
 @attrs.frozen
