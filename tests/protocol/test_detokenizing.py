@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_infer import Tokenizer
 from trio_infer.embedded.ngram import default_model
 from trio_infer.embedded.tokenizer import ModelTokenizer
 from trio_infer.protocol.detokenizing import Detokenizer, check_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from trio_infer import Tokenizer
 
 REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 SPECIAL: Final = 999
