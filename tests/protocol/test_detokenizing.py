@@ -148,6 +148,18 @@ def test_what_is_whole_is_told_at_once(text: str, sizes: list[int]) -> None:
         assert sofar == bytes(moment).decode(errors="ignore")
 
 
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_a_long_text_is_told_at_once_from_its_beginning_to_its_end(name: str) -> None:
+    tokenizer: Any = TOKENIZERS[name]
+    text = "the 日本語 é\n😀a, a. " * 20
+    ids = tokenizer.encode(text)
+    deltas = told(tokenizer, ids, [1] * len(ids))
+    assert "".join(deltas) == text
+    assert max(map(len, deltas)) <= 4
+    gaps = "".join("x" if delta else " " for delta in deltas).split("x")
+    assert max(map(len, gaps)) < 12  # of a run of bytes, with the characters before it
+
+
 @pytest.mark.parametrize("name", ["bytes", "silent bytes"])
 @given(ids=any_ids, sizes=cuts)
 def test_bytes_that_are_no_text_add_up_as_well(name: str, ids: list[int], sizes: list[int]) -> None:
@@ -208,16 +220,14 @@ def test_a_text_that_was_taken_back_is_told_of_at_the_end() -> None:
     assert detokenizer.text(ids) == REPLACEMENT * 4 + " the"
 
 
-def test_nothing_comes_after_the_rest() -> None:
-    detokenizer = Detokenizer(Bytes())
-    assert detokenizer.take([97], ended=True) == "a"
-    assert detokenizer.take([97], ended=True) == ""
-    detokenizer.take_all()
-    assert detokenizer.take([97, 98], ended=True) == ""
+def test_a_run_of_bytes_that_is_no_text_as_a_whole_is_told_as_that() -> None:
+    ids = [0xFF, *"€".encode() * 12, 257]
+    deltas = told(Pieces(), ids, [1] * len(ids))
+    assert "".join(deltas) == REPLACEMENT * 37 + " the"
 
 
 class Counting:
-    """Counts the tokens that it decodes."""
+    """Counts the tokens that it decodes, and keeps none."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -225,7 +235,36 @@ class Counting:
 
     def decode(self, ids: list[int]) -> str:
         self.decoded += len(ids)
-        return self._tokenizer.decode(ids)
+        text = self._tokenizer.decode(ids)
+        ids.clear()
+        return text
+
+
+def test_nothing_comes_after_the_rest() -> None:
+    counting = Counting(Bytes())
+    detokenizer = Detokenizer(counting)
+    assert detokenizer.take([97], ended=True) == "a"
+    assert detokenizer.take([97], ended=True) == ""
+    assert counting.decoded == 1
+
+
+def test_what_was_taken_as_a_whole_does_not_come_as_a_delta() -> None:
+    detokenizer = Detokenizer(Bytes())
+    assert detokenizer.take([97], ended=False) == "a"
+    detokenizer.take_all()
+    assert detokenizer.take([97, 98], ended=True) == ""
+    assert detokenizer.text([97, 98]) == "ab"
+
+
+def test_a_tokenizer_that_spoils_its_argument_spoils_no_tokens() -> None:
+    ids, detokenizer = [97, 98], Detokenizer(Counting(Bytes()))
+    detokenizer.take(ids, ended=False)
+    detokenizer.take(ids, ended=True)
+    detokenizer.take_all()
+    other = Detokenizer(Counting(Bytes()))
+    other.take_all()
+    assert detokenizer.text(ids) == other.text(ids) == "ab"
+    assert ids == [97, 98]
 
 
 COUNT: Final = 6_000

@@ -13,7 +13,7 @@ __all__ = ["ModelTokenizer"]
 
 
 class ModelTokenizer:
-    """The tokenizer of an embedded coordinator, which `EmbeddedCoordinator.tokenizer` is."""
+    """The tokenizer of an embedded coordinator's language model: its attribute ``tokenizer``."""
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model

@@ -22,7 +22,7 @@ class TokenDelta:
     """The tokens that arrived since the last delta. All deltas together make the completion.
 
     Attributes:
-        tokens: token ids, one or more; none in a last delta that brings but `text`.
+        tokens: token ids, one or more; none in a last delta that brings but ``text``.
         log_probs: the natural log probability of each of them, where asked for.
         top_n_logprobs: for each of them the likeliest tokens' text and log probability, where
             asked for.

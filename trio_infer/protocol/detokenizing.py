@@ -13,10 +13,7 @@ are decoded at once, and compared with what was given.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Protocol
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from typing import Any, Final, Protocol
 
 __all__ = ["Detokenizer", "Tokenizer", "check_tokenizer"]
 
@@ -80,7 +77,7 @@ class Detokenizer:
         self._whole: str | None = None
         self._rest_taken = False
 
-    def take(self, tokens: Sequence[int], *, ended: bool) -> str:
+    def take(self, tokens: list[int], *, ended: bool) -> str:
         """The text that has become certain since the last call.
 
         Args:
@@ -96,7 +93,7 @@ class Detokenizer:
             return ""
         return self._take_settled(tokens)
 
-    def _take_settled(self, tokens: Sequence[int]) -> str:
+    def _take_settled(self, tokens: list[int]) -> str:
         start, given = self._start, self._given
         size = len(tokens) - start
         text = self._decode(tokens[start:])
@@ -111,7 +108,7 @@ class Detokenizer:
         self._pieces.append(new)
         return new
 
-    def _shortened(self, tokens: Sequence[int], text: str, settled: str) -> tuple[int, str]:
+    def _shortened(self, tokens: list[int], text: str, settled: str) -> tuple[int, str]:
         """Where a shorter window may begin, and what has been given of its text."""
         end = len(tokens)
         for start in range(end - KEPT, end - 2 * KEPT, -1):
@@ -121,10 +118,10 @@ class Detokenizer:
                 return start, given
         return self._start, settled
 
-    def _take_rest(self, tokens: Sequence[int]) -> str:
+    def _take_rest(self, tokens: list[int]) -> str:
         if self._whole is not None:
             return ""
-        whole, given = self._decode(tokens), self._joined()
+        whole, given = self._decode(tokens[:]), self._joined()
         self._whole = whole
         if not whole.startswith(given):
             return ""
@@ -151,7 +148,7 @@ class Detokenizer:
             )
             raise ValueError(msg)
 
-    def text(self, tokens: Sequence[int]) -> str:
+    def text(self, tokens: list[int]) -> str:
         """What was given so far; after `take_all` the decoding of all tokens.
 
         Args:
@@ -160,7 +157,7 @@ class Detokenizer:
         if not self._rest_taken:
             return self._joined()
         if self._whole is None:
-            self._whole = self._decode(tokens)
+            self._whole = self._decode(tokens[:])
         return self._whole
 
     def _joined(self) -> str:
@@ -171,8 +168,8 @@ class Detokenizer:
             self._joint = (text, count + len(new))  # at once: other threads may look at the text
         return text
 
-    def _decode(self, tokens: Sequence[int]) -> str:
-        text: object = self._tokenizer.decode(list(tokens))
+    def _decode(self, tokens: list[int]) -> str:
+        text: object = self._tokenizer.decode(tokens)
         if not isinstance(text, str):
             msg = f"a tokenizer must decode to a str, not {type(text).__name__}"
             raise TypeError(msg)
