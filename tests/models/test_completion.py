@@ -136,6 +136,7 @@ def test_the_bytes_are_let_go_for_lists_and_an_array_takes_neither_to_stay() -> 
 
 # Epochs
 
+
 def sampled_under(spans: list[tuple[int, int]] | None, **fields: Any) -> Completion:
     """Three tokens behind a prompt of ten."""
     values: dict[str, Any] = {"generated_tokens": [1, 2, 3], "prompt_length": 10}
