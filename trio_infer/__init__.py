@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from .client import InferenceClient as InferenceClient
+from .continuing import continue_from as continue_from
+from .deadlines import generate_within as generate_within
 from .engines import EngineControl as EngineControl
 from .errors import ConnectError as ConnectError
 from .errors import ConnectionLost as ConnectionLost
@@ -35,6 +37,7 @@ from .models import TokenDelta as TokenDelta
 from .opening import ClientOptions as ClientOptions
 from .opening import connect_client as connect_client
 from .opening import open_client as open_client
+from .protocol.detokenizing import Tokenizer as Tokenizer
 from .protocol.dialect import Dialect as Dialect
 from .protocol.dialects import DIALECTS as DIALECTS
 from .protocol.hashing import PrefixCachingCoordinatorPolicy as PrefixCachingCoordinatorPolicy
@@ -72,11 +75,14 @@ __all__ = [
     "SocketOptions",
     "SupportsSerialize",
     "TokenDelta",
+    "Tokenizer",
     "UnsupportedByDialect",
     "as_completed",
     "best_of",
     "connect_client",
+    "continue_from",
     "gather",
+    "generate_within",
     "hedge",
     "open_client",
     "race",

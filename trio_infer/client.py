@@ -11,6 +11,7 @@ from .groups import RequestGroup
 from .handoff import Heir, Prefill
 from .models.result import ResultT
 from .models.scalars import UINT64_MAX, to_int, to_limit
+from .protocol.detokenizing import check_tokenizer
 from .protocol.dialect import Kind
 from .request import Request
 from .streams import CompletionStream
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         SamplingParams,
         SupportsSerialize,
     )
+    from .protocol.detokenizing import Tokenizer
     from .protocol.dialect import Dialect
     from .protocol.preparation import Preparation, Prepared
 
@@ -46,16 +48,24 @@ class InferenceClient(trio.abc.AsyncResource, Generic[ResultT]):
         address: of the coordinator.
         dialect: what it speaks, and what that has.
         deserialize: whether requests end in a `Completion`, or else in the fields of the reply.
+        tokenizer: what makes text of its streams' tokens, if anything does.
         engines: control over the engines behind it.
     """
 
     def __init__(
-        self, lifetime: Lifetime, *, address: str, preparation: Preparation, deserialize: bool
+        self,
+        lifetime: Lifetime,
+        *,
+        address: str,
+        preparation: Preparation,
+        deserialize: bool,
+        tokenizer: Tokenizer | None,
     ) -> None:
         self.address = address
         self.dialect: Dialect = preparation.codec.dialect
         self._preparation = preparation
         self.deserialize = deserialize
+        self.tokenizer = tokenizer
         self._lifetime = lifetime
         self._exchange = lifetime.exchange
         self.engines = EngineControl(self._exchange, close_timeout=lifetime.close_timeout)
@@ -121,6 +131,7 @@ class InferenceClient(trio.abc.AsyncResource, Generic[ResultT]):
         multi_modal_data: Mapping[str, Any] | None = None,
         offload_params: object = None,
         kv_handoff: KVHandoff | None = None,
+        tokenizer: Tokenizer | None = None,
     ) -> CompletionStream[ResultT]:
         """A request whose tokens are received while it runs, for use in ``async with``.
 
@@ -140,11 +151,13 @@ class InferenceClient(trio.abc.AsyncResource, Generic[ResultT]):
                 ``str`` for keys.
             kv_handoff: what another deployment's `prefill` has computed of this very prompt, which
                 has to be token ids. Not together with log probs, media, or offload parameters.
+            tokenizer: what makes text of its tokens; None for the client's, if that has one.
 
         Raises:
             TypeError, ValueError: for a wrong argument.
             UnsupportedByDialect: the coordinator's dialect has no words for what is asked.
         """
+        own_tokenizer = check_tokenizer(tokenizer)
         prepared = self._preparation.prepare(
             prompt,
             sampling_params,
@@ -153,7 +166,10 @@ class InferenceClient(trio.abc.AsyncResource, Generic[ResultT]):
             kv_handoff=kv_handoff,
             streaming=True,
         )
-        return CompletionStream(self._make_request(prepared))
+        return CompletionStream(
+            self._make_request(prepared),
+            self.tokenizer if own_tokenizer is None else own_tokenizer,
+        )
 
     def prefill(
         self,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from .lifetime import Lifetime
     from .models import Completion
+    from .protocol.detokenizing import Tokenizer
     from .protocol.dialect import Dialect
     from .sockets import SocketOptions, ZmqContext
 
@@ -27,6 +28,7 @@ class ClientOptions(TypedDict, total=False):
     """The options of `open_client`, but for ``deserialize``, for those who pass them on."""
 
     dialect: str | Dialect | None
+    tokenizer: Tokenizer | None
     block_size_tokens: int | None
     prefix_caching_coordinator_policy: Enum | str | None
     connect_timeout: float | None
@@ -61,6 +63,7 @@ def open_client(
     *,
     dialect: str | Dialect | None = None,
     deserialize: bool = True,
+    tokenizer: Tokenizer | None = None,
     block_size_tokens: int | None = None,
     prefix_caching_coordinator_policy: Enum | str | None = None,
     connect_timeout: float | None = 10.0,
@@ -89,6 +92,9 @@ def open_client(
         deserialize: whether requests end in a `Completion`. Otherwise they end in the fields of
             the engine's reply as they came, in a dict, with ``latency`` in seconds added; deltas
             stay typed, and failures still raise.
+        tokenizer: what makes text of the tokens of its streams while they arrive: a
+            ``tokenizers.Tokenizer``, or anything else with ``decode(ids)``. None: nothing does,
+            and there is but the coordinator's own text, at the end.
         block_size_tokens: how many tokens make a block of the engines' prefix cache. With the
             policy as well, prompts of token ids are hashed here, which spares the coordinator the
             work; with one of the two alone the coordinator hashes.
@@ -119,6 +125,7 @@ def open_client(
         address,
         dialect=dialect,
         deserialize=deserialize,
+        tokenizer=tokenizer,
         block_size_tokens=block_size_tokens,
         prefix_caching_coordinator_policy=prefix_caching_coordinator_policy,
         connect_timeout=connect_timeout,

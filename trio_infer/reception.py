@@ -238,6 +238,13 @@ class Reception(Generic[ResultT]):
         """Whether the end has been decoded."""
         return self.completion is not None or self._make_error is not _not_ended
 
+    @property
+    def error(self) -> Exception | None:
+        """What `outcome` raises, once the end has been decoded and is no completion."""
+        if self.completion is not None or not self.has_ended:
+            return None
+        return self._make_error(self.arrived.tokens)
+
     def outcome(self) -> ResultT:
         """The completion; or raises what the request ended with instead.
 

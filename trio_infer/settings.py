@@ -11,6 +11,7 @@ from .client import InferenceClient
 from .lifetime import Lifetime
 from .models.scalars import to_flag, to_float, to_int, to_limit, to_text
 from .protocol.client_codec import ClientCodec
+from .protocol.detokenizing import Tokenizer, check_tokenizer
 from .protocol.dialects import resolve_dialect
 from .protocol.hashing import PrefixHashing
 from .protocol.preparation import Preparation
@@ -30,6 +31,7 @@ class Settings:
     address: str
     preparation: Preparation
     deserialize: bool
+    tokenizer: Tokenizer | None
     link: Link
     context: ZmqContext | None
     max_in_flight: int | None
@@ -54,6 +56,7 @@ class Settings:
             address=self.address,
             preparation=self.preparation,
             deserialize=self.deserialize,
+            tokenizer=self.tokenizer,
         )
 
 
@@ -62,6 +65,7 @@ def check_options(
     *,
     dialect: object,
     deserialize: object,
+    tokenizer: object,
     block_size_tokens: Any,
     prefix_caching_coordinator_policy: Any,
     connect_timeout: object,
@@ -80,6 +84,7 @@ def check_options(
             PrefixHashing(block_size_tokens, prefix_caching_coordinator_policy),
         ),
         deserialize=to_flag(deserialize, "deserialize"),
+        tokenizer=check_tokenizer(tokenizer),
         link=Link(
             heartbeat_timeout=_seconds(
                 heartbeat_timeout, "heartbeat_timeout", least=0.001, most=MAX_HEARTBEAT_SECONDS

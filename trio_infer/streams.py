@@ -9,11 +9,14 @@ import trio
 from .errors import LocalProtocolError
 from .models import TokenDelta
 from .models.result import ResultT
+from .protocol.detokenizing import Detokenizer
 from .reception import CLOSED
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from .protocol.assembly import Assembler
+    from .protocol.detokenizing import Tokenizer
     from .reception import Reception
     from .request import Request
 
@@ -36,9 +39,11 @@ class CompletionStream(trio.abc.ReceiveChannel[TokenDelta], Generic[ResultT]):
     One task may receive at a time; any task may close it.
     """
 
-    def __init__(self, request: Request[ResultT]) -> None:
+    def __init__(self, request: Request[ResultT], tokenizer: Tokenizer | None = None) -> None:
         self._request = request
         self._reception = request.reception
+        if tokenizer is not None:
+            self._reception.arrived.detokenizer = Detokenizer(tokenizer)
         self._turn = _Turn(request.reception)
         self._entering: trio.CancelScope | None = None
 
@@ -107,11 +112,27 @@ class CompletionStream(trio.abc.ReceiveChannel[TokenDelta], Generic[ResultT]):
 
         A new list each time, at a cost linear in their number.
         """
+        arrived = self._arrived()
+        return arrived.tokens[: arrived.taken]
+
+    @property
+    def text(self) -> str | None:
+        """The text of the tokens received so far, but for what is held back; None: no tokenizer.
+
+        Once the stream is closed, or `result` has returned, it is what the tokenizer decodes all
+        `tokens` to, and raises what that raises.
+        """
+        arrived = self._arrived()
+        if arrived.detokenizer is None:
+            return None
+        return arrived.detokenizer.text(arrived.tokens)
+
+    def _arrived(self) -> Assembler:
         reception = self._reception
         if self._request.closed:
             reception.decode()
             reception.arrived.take_all()
-        return reception.arrived.tokens[: reception.arrived.taken]
+        return reception.arrived
 
     @property
     def finished(self) -> bool:
@@ -130,6 +151,18 @@ class CompletionStream(trio.abc.ReceiveChannel[TokenDelta], Generic[ResultT]):
         self._reception.decode()
         return self._reception.completion
 
+    @property
+    def closed(self) -> bool:
+        """Whether the block has ended, or the stream was closed in it."""
+        return self._request.closed
+
+    @property
+    def error(self) -> Exception | None:
+        """What `result` raises, if the request has ended, but not in a completion."""
+        if self.completion is not None:
+            return None
+        return self._reception.error
+
     # Receiving
 
     def _reading(self) -> _Turn[ResultT]:
@@ -143,10 +176,13 @@ class CompletionStream(trio.abc.ReceiveChannel[TokenDelta], Generic[ResultT]):
     async def receive(self) -> TokenDelta:
         """Waits for tokens, and returns all that have arrived since the last call.
 
-        Cancelling it loses nothing and ends nothing: the request belongs to the block.
+        Cancelling it loses nothing and ends nothing: the request belongs to the block. What the
+        tokenizer raises, if there is one, comes out and ends nothing either: the tokens are there
+        for the next call, and for `result`, which makes no text.
 
         Raises:
             trio.EndOfChannel: the request has finished, and everything was received.
+            ValueError: the same, but the tokenizer has taken back text that was given already.
             RequestFailed: the engine gave up on it.
             ConnectionLost: the connection broke.
             RemoteProtocolError: the peer sent what makes no sense; the request was aborted.
@@ -218,8 +254,11 @@ class _Turn(Generic[ResultT]):
 
 def _take_delta(reception: Reception[ResultT]) -> TokenDelta | None:
     """What has been decoded since the last delta; None if the next is still to come."""
-    delta = reception.arrived.take_delta()
+    arrived = reception.arrived
+    delta = arrived.take_delta(ended=reception.has_ended)
     if delta is None and reception.has_ended:
         reception.outcome()
+        if arrived.detokenizer is not None:
+            arrived.detokenizer.check()
         raise trio.EndOfChannel
     return delta

@@ -132,3 +132,50 @@ def test_the_bytes_are_let_go_for_lists_and_an_array_takes_neither_to_stay() -> 
     assert held() is not None
     assert completion.routing_indices == LISTS
     assert held() is None
+
+
+# Epochs
+
+
+def sampled_under(spans: list[tuple[int, int]] | None, **fields: Any) -> Completion:
+    """Three tokens behind a prompt of ten."""
+    values: dict[str, Any] = {"generated_tokens": [1, 2, 3], "prompt_length": 10}
+    return Completion(
+        request_id=0,
+        generated_length=3,
+        finish_reason="stop",
+        latency=0.5,
+        status="COMPLETED",
+        policy_epoch=None if spans is None else tuple(EpochSpan(*span) for span in spans),
+        **values | fields,
+    )
+
+
+@pytest.mark.parametrize(
+    ("spans", "expected"),
+    [
+        ([(0, 7)], 7),
+        ([(0, 7), (11, 8)], 7),
+        ([(0, 7), (10, 8), (12, 9)], 8),  # 7 was the prompt's
+        ([(0, 7), (12, 3)], 3),
+        ([(0, 7), (11, 3), (11, 9)], 7),  # 3 was over before a token was sampled
+        ([(0, 7), (13, 3)], 7),  # 3 came behind the last token
+        ([(11, 7)], None),  # what was the first token sampled under?
+        ([], None),
+        (None, None),
+    ],
+)
+def test_the_oldest_epoch_is_that_of_the_stalest_token(
+    spans: list[tuple[int, int]] | None, expected: int | None
+) -> None:
+    completion = sampled_under(spans)
+    assert completion.oldest_epoch == expected
+    if expected is not None:
+        assert completion.oldest_epoch == min(
+            epoch for i in range(3) if (epoch := completion.policy_epoch_of(i)) is not None
+        )
+
+
+def test_without_tokens_or_a_known_prompt_there_is_no_oldest_epoch() -> None:
+    assert sampled_under([(0, 7)], generated_tokens=[]).oldest_epoch is None
+    assert sampled_under([(0, 7)], prompt_length=None).oldest_epoch is None

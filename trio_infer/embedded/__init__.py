@@ -9,12 +9,14 @@ from .server import EmbeddedCoordinator as EmbeddedCoordinator
 from .server import open_coordinator as open_coordinator
 from .statistics import CoordinatorStatistics as CoordinatorStatistics
 from .statistics import RunningRequest as RunningRequest
+from .tokenizer import ModelTokenizer as ModelTokenizer
 
 __all__ = [
     "CoordinatorStatistics",
     "EmbeddedCoordinator",
     "Faults",
     "LanguageModel",
+    "ModelTokenizer",
     "NgramModel",
     "RunningRequest",
     "open_coordinator",

@@ -20,6 +20,7 @@ from .faults import FaultInjector, Faults
 from .lifecycle import STEPS_TO_PAUSE, EngineState
 from .ngram import default_model
 from .serving import Serving
+from .tokenizer import ModelTokenizer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -131,7 +132,7 @@ async def open_coordinator(
             serving = Serving(core, socket, step_time, injector)
             try:
                 async with running_behind(serving.read, serving.decode, serving.send_held):
-                    yield EmbeddedCoordinator(serving, address)
+                    yield EmbeddedCoordinator(serving, address, ModelTokenizer(model))
             finally:
                 serving.end()
         finally:
@@ -153,10 +154,12 @@ class EmbeddedCoordinator:
 
     Attributes:
         address: where clients reach it.
+        tokenizer: its language model's, for `trio_infer.open_client` and for prompts of token ids.
     """
 
-    def __init__(self, serving: Serving, address: str) -> None:
+    def __init__(self, serving: Serving, address: str, tokenizer: ModelTokenizer) -> None:
         self.address = address
+        self.tokenizer = tokenizer
         self._serving = serving
         self._core = serving.core
 

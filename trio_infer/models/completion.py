@@ -22,15 +22,17 @@ class TokenDelta:
     """The tokens that arrived since the last delta. All deltas together make the completion.
 
     Attributes:
-        tokens: token ids, one or more.
+        tokens: token ids, one or more; none in a last delta that brings but ``text``.
         log_probs: the natural log probability of each of them, where asked for.
         top_n_logprobs: for each of them the likeliest tokens' text and log probability, where
             asked for.
+        text: what has become certain of the text, which may be nothing; None without a tokenizer.
     """
 
     tokens: list[int]
     log_probs: list[float] | None = None
     top_n_logprobs: list[dict[str, float]] | None = None
+    text: str | None = None
 
 
 @attrs.frozen
@@ -75,11 +77,14 @@ class Completion:
         generated_top_n_logprobs: for each the likeliest tokens' text and log probability.
         finish_reason: ``"error"`` if it failed, ``"abort"`` if this client ended it before its
             final reply came, ``"length"`` if it used up its budget, otherwise ``"stop"``.
+        from_deltas: whether the engine had no last word, so that this is made of partial results
+            alone: of `generate_within` only. Then all fields are unknown but the request's id, the
+            generated tokens, their log probs and the times.
         latency: seconds from handing over the request to the arrival of its final reply, measured
-            here.
+            here; with ``from_deltas``, to the moment that it was given up.
         time_to_first_token: seconds from handing over the request to the arrival of its first
             tokens, measured here; None if none came before the final reply.
-        status: the engine's: ``"COMPLETED"`` or ``"FAILED"``.
+        status: the engine's: ``"COMPLETED"`` or ``"FAILED"``; ``"UNKNOWN"`` with ``from_deltas``.
         uid: the engine's name of the request, unique over its restarts.
         prompt: the prompt as the engine saw it, if it was text.
         prompt_length: in tokens.
@@ -111,6 +116,7 @@ class Completion:
     generated_log_probs: list[float] | None = None
     generated_top_n_logprobs: list[dict[str, float]] | None = None
     finish_reason: Literal["stop", "length", "abort", "error"]
+    from_deltas: bool = False
     latency: float
     time_to_first_token: float | None = None
     status: str
@@ -132,6 +138,22 @@ class Completion:
     payload_offloaded: bool | None = None
     extra: Mapping[str, Any] = attrs.field(factory=dict)
     _dtypes: Mapping[str, str] = attrs.field(factory=dict, repr=False, eq=False)
+
+    @property
+    def oldest_epoch(self) -> int | None:
+        """The oldest epoch under which any of the generated tokens was sampled.
+
+        None if there are no tokens, or if the epoch of one is unknown. Of a request that goes on
+        from another these are its own tokens, and not those of the other.
+        """
+        spans, length = self.policy_epoch, self.prompt_length
+        count = len(self.generated_tokens)
+        if spans is None or length is None or not count:
+            return None
+        changes = (span.start - length for span in spans)
+        places = {0, *(place for place in changes if 0 < place < count)}
+        epochs = [epoch for place in places if (epoch := self.policy_epoch_of(place)) is not None]
+        return min(epochs) if len(epochs) == len(places) else None
 
     def policy_epoch_of(self, index: int) -> int | None:
         """The epoch under which a generated token was sampled.

@@ -19,6 +19,7 @@ from .conversion import (
     to_completion,
     to_failed_completion,
 )
+from .detokenizing import Detokenizer
 from .packing import Frame, MalformedMessage, unpack_map
 from .structuring import structure
 
@@ -45,11 +46,13 @@ class Assembler:
         deserialize: whether the end of it is to be a `Completion`, or else the fields as they came.
         tokens: every token id that has arrived.
         taken: how many of them a delta has carried away.
+        detokenizer: what makes text of them, if anything does.
     """
 
     deserialize: bool = True
     tokens: list[int] = attrs.field(factory=list)
     taken: int = 0
+    detokenizer: Detokenizer | None = None
     _log_probs: list[float] = attrs.field(factory=list)
     _top_n: list[dict[str, float]] = attrs.field(factory=list)
 
@@ -141,16 +144,29 @@ class Assembler:
     def take_all(self) -> None:
         """Counts everything that arrived as taken."""
         self.taken = len(self.tokens)
+        if self.detokenizer is not None:
+            self.detokenizer.take_all()
 
-    def take_delta(self) -> TokenDelta | None:
-        """What arrived since the last call, as one delta; None if nothing did."""
+    def take_delta(self, *, ended: bool = False) -> TokenDelta | None:
+        """What arrived since the last call, as one delta; None if nothing did.
+
+        Args:
+            ended: whether nothing more will arrive, so that no text is held back any more.
+
+        Raises:
+            Exception: what the tokenizer raises; nothing was taken then.
+        """
+        text = None
+        if self.detokenizer is not None:
+            text = self.detokenizer.take(self.tokens, ended=ended)
         start, self.taken = self.taken, len(self.tokens)
-        if start == self.taken:
+        if start == self.taken and not text:
             return None
         return TokenDelta(
             self.tokens[start:],
             self._log_probs[start:] or None,
             self._top_n[start:] or None,
+            text,
         )
 
 
