@@ -11,8 +11,9 @@ import pytest
 import trio
 import trio.testing
 
+from tests.books import check_books
 from tests.peers import Received, ScriptedCoordinator, scripted_coordinator
-from tests.stepping import cancelled_at_each_step
+from tests.stepping import Moment, run_at_each_step
 from tests.waiting import until
 from trio_infer import (
     DIALECTS,
@@ -626,87 +627,74 @@ async def test_what_generate_takes_arrives(
 # Cancelled
 
 
-@attrs.define(eq=False)
-class Site:
-    """A client, and a coordinator that answers with a token, and after a while with an end.
+async def answer_each(coordinator: ScriptedCoordinator, ends_after: float) -> None:
+    """Answers with a token, and after a while with an end."""
 
-    Attributes:
-        ends_after: how long it takes a request to end, unless it is aborted.
-        returned: how many calls have returned.
-        checked: how many times it was checked that nothing was left.
-    """
+    async def answer(submission: Received) -> None:
+        if not coordinator.has_answered(submission):
+            coordinator.partial(submission, [1])
+            await trio.sleep(ends_after)
+        if not coordinator.has_answered(submission):
+            coordinator.reply(submission, [1, 2])
 
-    client: InferenceClient
-    coordinator: ScriptedCoordinator
-    ends_after: float
-    returned: int = 0
-    checked: int = 0
-    nursery: trio.Nursery | None = None
-
-    async def run(self) -> None:
-        async with trio.open_nursery() as self.nursery:
-            while True:
-                submission = await self.coordinator.submission()
-                self.nursery.start_soon(self.answer, submission)
-
-    async def answer(self, submission: Received) -> None:
-        if not self.coordinator.has_answered(submission):
-            self.coordinator.partial(submission, [1])
-            await trio.sleep(self.ends_after)
-        if not self.coordinator.has_answered(submission):
-            self.coordinator.reply(submission, [1, 2])
-
-    async def use(self, seconds: float, prompt: str, **others: Any) -> None:
-        await generate_within(self.client, seconds, prompt, LONG, **others)
-        self.returned += 1
-
-    async def check(self) -> None:
-        """Raises if anything is left, once what is owed has come."""
-        await trio.sleep(self.ends_after)
-        await until(lambda: not self.client.statistics().aborting)
-        await until(lambda: self.nursery is None or not self.nursery.child_tasks)
-        statistics = self.client.statistics()
-        assert (statistics.in_flight, statistics.waiting) == (0, 0)
-        assert statistics.submitted == statistics.completed + statistics.aborted
-        aborts = self.coordinator.of(Kind.ABORT_REQUEST)
-        assert len(aborts) == len(set(aborts)) == statistics.aborted
-        assert not self.coordinator._tokens, "a request is running"
-        self.checked += 1
+    async with trio.open_nursery() as nursery:
+        while True:
+            nursery.start_soon(answer, await coordinator.submission())
 
 
-@pytest.mark.parametrize(
-    ("ends_after", "answers_aborts", "grace", "least"),
-    [(2, True, 1.0, 4), (9, True, 1.0, 5), (9, False, 1.0, 5), (9, True, 0.0, 4)],
-)
-async def test_cancelled_at_any_of_its_awaits_it_aborts_once_and_leaves_nothing_behind(
+async def rehearse(
+    moment: Moment,
     *,
-    autojump_clock: Clock,
-    client: InferenceClient,
-    coordinator: ScriptedCoordinator,
-    nursery: trio.Nursery,
+    prompt: str,
+    seconds: float,
     ends_after: float,
     answers_aborts: bool,
     grace: float,
-    least: int,
 ) -> None:
-    coordinator.answers_aborts = answers_aborts
-    site = Site(client, coordinator, ends_after)
-    nursery.start_soon(site.run)
-    steps = await cancelled_at_each_step(lambda: site.use(3.0, "hi", grace=grace), site.check)
-    assert steps >= least, "it was not cancelled where it waits"
-    assert site.returned >= 2, "what was not cancelled returns"
-    assert site.checked > site.returned, "what was cancelled does not"
+    """Cancels one call at a moment: it aborts once, if at all, and nothing is left of it."""
+    async with (
+        scripted_coordinator("memory://*") as coordinator,
+        trio.open_nursery() as nursery,
+    ):
+        coordinator.answers_aborts = answers_aborts
+        nursery.start_soon(answer_each, coordinator, ends_after)
+        async with open_client(coordinator.address) as client:
+            use = partial(generate_within, client, seconds, prompt, LONG, grace=grace)
+            await moment.cancel(use)
+            statistics = client.statistics()
+            assert (statistics.in_flight, statistics.waiting) == (0, 0)
+            await until(lambda: not client.statistics().aborting)
+        check_books(client)
+        aborts = coordinator.of(Kind.ABORT_REQUEST)
+        assert len(aborts) == len(set(aborts)) == statistics.aborted
+        nursery.cancel_scope.cancel()
 
 
-async def test_cancelled_while_it_is_packed_it_sends_nothing(
-    client: InferenceClient, coordinator: ScriptedCoordinator, nursery: trio.Nursery
+@pytest.mark.parametrize(
+    ("prompt", "seconds", "ends_after", "grace", "answers", "least"),
+    [
+        ("hi", 3.0, 2, 1.0, "answers aborts", 10),
+        ("hi", 3.0, 9, 1.0, "answers aborts", 12),
+        ("hi", 3.0, 9, 1.0, "answers none", 12),
+        ("hi", 3.0, 9, 0.0, "answers aborts", 10),
+        ("x" * HEAVY_BYTES, math.inf, 0, 1.0, "answers aborts", 8),
+    ],
+    ids=["in time", "too late", "no reply", "without grace", "packed in a thread"],
+)
+def test_cancelled_at_any_of_its_awaits_it_aborts_once_and_leaves_nothing_behind(
+    *, prompt: str, seconds: float, ends_after: float, grace: float, answers: str, least: int
 ) -> None:
-    site = Site(client, coordinator, 0)
-    nursery.start_soon(site.run)
-    prompt = "x" * HEAVY_BYTES
-    steps = await cancelled_at_each_step(lambda: site.use(math.inf, prompt), site.check)
-    assert steps >= 4, "it was not cancelled where it waits"
-    assert site.checked > site.returned >= 2
+    moments = run_at_each_step(
+        partial(
+            rehearse,
+            prompt=prompt,
+            seconds=seconds,
+            ends_after=ends_after,
+            grace=grace,
+            answers_aborts=answers == "answers aborts",
+        )
+    )
+    assert moments >= least, "it was not cancelled where it waits"
 
 
 # With engines
