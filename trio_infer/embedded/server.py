@@ -157,6 +157,13 @@ class EmbeddedCoordinator:
         tokenizer: its language model's, for `trio_infer.open_client` and for prompts of token ids.
     """
 
+    __slots__ = (
+        "_core",
+        "_serving",
+        "address",
+        "tokenizer",
+    )  # so that a misspelt one is no attribute
+
     def __init__(self, serving: Serving, address: str, tokenizer: ModelTokenizer) -> None:
         self.address = address
         self.tokenizer = tokenizer
