@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from tests.large.bodies import large_reply
 from trio_infer.protocol import packing, unpacking
 from trio_infer.protocol.conversion import Known, to_completion
-from trio_infer.protocol.packing import MAX_NESTING, MalformedMessage, pack, unpack_map
+from trio_infer.protocol.packing import (
+    MAX_CONTAINERS,
+    MAX_NESTING,
+    MalformedMessage,
+    pack,
+    unpack_map,
+)
 from trio_infer.protocol.unpacking import HEAVY_BODY, unpack_field, unpack_map_in_pieces
 
 if TYPE_CHECKING:
@@ -94,8 +100,9 @@ def test_one_field_of_a_large_body_is_found() -> None:
         large_reply(1000, 40)[:-1],
         msgpack.packb([1] * HEAVY_BODY),
         b"\x82" + nested(MAX_NESTING + 1)[1:] + msgpack.packb("b") + msgpack.packb(PADDING),
+        msgpack.packb({"a": [[]] * (MAX_CONTAINERS + 1)}),
     ],
-    ids=["cut off", "a list", "nested too deeply"],
+    ids=["cut off", "a list", "nested too deeply", "millions of lists of nothing"],
 )
 def test_a_large_body_in_which_to_find_a_field_may_make_no_sense(body: bytes) -> None:
     with pytest.raises(MalformedMessage):

@@ -18,6 +18,7 @@ import msgpack
 from ..models.packed import Packed
 from .packing import (
     MAP_WEIGHT,
+    MAX_CONTAINERS,
     MAX_NESTING,
     TOO_DEEP,
     TOO_MANY,
@@ -28,6 +29,8 @@ from .packing import (
     checked_map,
     containers_allowed,
     no_messagepack,
+    pack,
+    unpack,
     unpack_head,
     unpack_map,
 )
@@ -189,21 +192,32 @@ def unpack_field(body: Frame, name: str) -> dict[str, Any]:
     Of a large body nothing else is unpacked, which takes a tenth of the time.
 
     Raises:
-        MalformedMessage: as `packing.unpack_map`, as far as it is unpacked.
+        MalformedMessage: as `packing.unpack_map`, as far as it is unpacked; and of a large body, if
+            the field has more bytes than can hold too many lists and maps.
     """
     if len(body) < HEAVY_BODY:
         return unpack_map(body)
-    unpacker = msgpack.Unpacker(raw=False, max_buffer_size=len(body))
-    fields = {}
+    data, wanted = memoryview(body), pack(name)
+    unpacker = msgpack.Unpacker(raw=False, max_buffer_size=len(data))
+    found: memoryview | None = None
     try:
-        unpacker.feed(body)
+        unpacker.feed(data)
         for _ in range(unpacker.read_map_header()):
-            key = unpacker.unpack()
-            if key == name:
-                fields[key] = unpacker.unpack()
-            else:
-                unpacker.skip()
+            key, value = _skipped(unpacker, data), _skipped(unpacker, data)
+            found = value if key == wanted else found
     except UNPACKING_ERRORS as error:
         raise no_messagepack(error) from None
+    if found is None:
+        return {}
+    if len(found) > MAX_CONTAINERS:
+        msg = f"{name} of more than {MAX_CONTAINERS} bytes"
+        raise MalformedMessage(msg)
+    fields = {name: unpack(found)}
     check_nesting(fields)
     return fields
+
+
+def _skipped(unpacker: msgpack.Unpacker, data: memoryview) -> memoryview:
+    start = unpacker.tell()
+    unpacker.skip()
+    return data[start : unpacker.tell()]
