@@ -12,7 +12,7 @@ import trio
 from .errors import ConnectionLost
 from .fanout.completing import check_client
 from .models import Completion, TokenDelta
-from .models.scalars import to_float
+from .models.scalars import to_seconds
 from .streams import CompletionStream
 
 if TYPE_CHECKING:
@@ -69,8 +69,8 @@ async def generate_within(
             `InferenceClient.generate` raises them, the second one only before the deadline.
     """
     check_client(client)
-    deadline = trio.current_time() + _to_seconds(seconds, "seconds")
-    patience = _to_seconds(grace, "grace")
+    deadline = trio.current_time() + _or_for_ever(seconds, "seconds")
+    patience = _or_for_ever(grace, "grace")
     dialect = client.dialect
     if not (dialect.can_stream or dialect.can_abort):
         dialect.refuse(
@@ -96,14 +96,10 @@ async def generate_within(
         return arriving.so_far()
 
 
-def _to_seconds(value: object, name: str) -> float:
+def _or_for_ever(value: object, name: str) -> float:
     if isinstance(value, float) and value == math.inf:
         return math.inf
-    seconds = to_float(value, name)
-    if seconds < 0:
-        msg = f"{name} must be at least 0, not {seconds:g}"
-        raise ValueError(msg)
-    return seconds
+    return to_seconds(value, name)
 
 
 @attrs.define(eq=False)

@@ -9,7 +9,7 @@ import attrs
 
 from .client import InferenceClient
 from .lifetime import Lifetime
-from .models.scalars import to_flag, to_float, to_int, to_limit, to_text
+from .models.scalars import to_flag, to_int, to_limit, to_seconds, to_text
 from .protocol.client_codec import ClientCodec
 from .protocol.detokenizing import Tokenizer, check_tokenizer
 from .protocol.dialects import resolve_dialect
@@ -86,7 +86,7 @@ def check_options(
         deserialize=to_flag(deserialize, "deserialize"),
         tokenizer=check_tokenizer(tokenizer),
         link=Link(
-            heartbeat_timeout=_seconds(
+            heartbeat_timeout=to_seconds(
                 heartbeat_timeout, "heartbeat_timeout", least=0.001, most=MAX_HEARTBEAT_SECONDS
             ),
             max_message_size=_bytes(max_message_size, "max_message_size"),
@@ -95,19 +95,10 @@ def check_options(
         context=check_context(context),
         max_in_flight=to_limit(max_in_flight, "max_in_flight"),
         connect_timeout=(
-            math.inf if connect_timeout is None else _seconds(connect_timeout, "connect_timeout")
+            math.inf if connect_timeout is None else to_seconds(connect_timeout, "connect_timeout")
         ),
-        close_timeout=_seconds(close_timeout, "close_timeout"),
+        close_timeout=to_seconds(close_timeout, "close_timeout"),
     )
-
-
-def _seconds(value: object, name: str, *, least: float = 0.0, most: float = math.inf) -> float:
-    seconds = to_float(value, name)
-    if not least <= seconds <= most:
-        span = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
-        msg = f"{name} must be {span} seconds, not {seconds:g}"
-        raise ValueError(msg)
-    return seconds
 
 
 def _bytes(value: object, name: str) -> int:

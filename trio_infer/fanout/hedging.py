@@ -11,7 +11,7 @@ import trio
 from ..background import running_behind
 from ..groups import check_request
 from ..models import Completion
-from ..models.scalars import to_float
+from ..models.scalars import to_seconds
 from .completing import check_client
 
 if TYPE_CHECKING:
@@ -46,10 +46,7 @@ async def hedge(
     """
     check_client(client)
     check_request(request)
-    seconds = to_float(after, "after")
-    if seconds < 0:
-        msg = f"after must be at least 0 seconds, not {seconds:g}"
-        raise ValueError(msg)
+    seconds = to_seconds(after, "after")
     async with _stream(client, request) as first:
         with trio.move_on_after(seconds) as silence:  # noqa: ASYNC912 - receive can be cancelled
             with suppress(trio.EndOfChannel):  # it has finished, without a token

@@ -20,6 +20,7 @@ __all__ = [
     "to_int",
     "to_limit",
     "to_probability",
+    "to_seconds",
     "to_text",
 ]
 
@@ -100,6 +101,21 @@ def to_float(value: object, name: str) -> float:
         msg = f"{name} must be finite, and not too large for a float"
         raise ValueError(msg)
     return number
+
+
+def to_seconds(value: object, name: str, *, least: float = 0.0, most: float = math.inf) -> float:
+    """A finite number of seconds, within bounds.
+
+    Raises:
+        TypeError: as `to_float` does.
+        ValueError: as `to_float` does, and for one out of bounds.
+    """
+    seconds = to_float(value, name)
+    if not least <= seconds <= most:
+        span = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
+        msg = f"{name} must be {span} seconds, not {seconds:g}"
+        raise ValueError(msg)
+    return seconds
 
 
 def to_probability(value: object, name: str) -> float:
