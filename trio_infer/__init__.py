@@ -23,15 +23,21 @@ from .fanout import gather as gather
 from .fanout import hedge as hedge
 from .fanout import race as race
 from .groups import RequestGroup as RequestGroup
+from .instruments import Instrument as Instrument
 from .models import ClientStatistics as ClientStatistics
 from .models import Completion as Completion
+from .models import ConnectionChange as ConnectionChange
 from .models import EpochSpan as EpochSpan
 from .models import GenerateRequest as GenerateRequest
 from .models import KVHandoff as KVHandoff
+from .models import ObservedRequest as ObservedRequest
 from .models import Outcome as Outcome
 from .models import Prompt as Prompt
+from .models import RequestEnding as RequestEnding
 from .models import RequestEvent as RequestEvent
+from .models import RequestMoment as RequestMoment
 from .models import SamplingParams as SamplingParams
+from .models import SignalSent as SignalSent
 from .models import SupportsSerialize as SupportsSerialize
 from .models import TokenDelta as TokenDelta
 from .opening import ClientOptions as ClientOptions
@@ -52,6 +58,7 @@ __all__ = [
     "CompletionStream",
     "ConnectError",
     "ConnectTimeout",
+    "ConnectionChange",
     "ConnectionLost",
     "Dialect",
     "EngineControl",
@@ -59,19 +66,24 @@ __all__ = [
     "GenerateRequest",
     "InferenceClient",
     "InferenceError",
+    "Instrument",
     "KVHandoff",
     "LocalProtocolError",
     "NoneAccepted",
+    "ObservedRequest",
     "Outcome",
     "PrefixCachingCoordinatorPolicy",
     "Prompt",
     "ProtocolError",
     "RemoteProtocolError",
+    "RequestEnding",
     "RequestEvent",
     "RequestFailed",
     "RequestGroup",
+    "RequestMoment",
     "SamplingParams",
     "Scored",
+    "SignalSent",
     "SocketOptions",
     "SupportsSerialize",
     "TokenDelta",

@@ -15,6 +15,7 @@ import trio
 
 from .admission import Admission
 from .complaints import Complaints
+from .instruments import Instruments
 from .models import ClientStatistics
 from .protocol.dialect import Kind
 from .protocol.session import Session
@@ -25,13 +26,14 @@ from .transport import CLOSED, Transport
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from .instruments import Observation
     from .protocol.client_codec import ClientCodec, ServerMessage
     from .protocol.dialect import Dialect
     from .protocol.packing import Frame, Frames, MalformedMessage
     from .protocol.preparation import Prepared
     from .sockets import Link, Network
 
-__all__ = ["Exchange", "Inbox"]
+__all__ = ["Exchange", "Inbox", "RequestInbox"]
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -62,6 +64,16 @@ class Inbox(Protocol):
         """Who wants the final reply even if nobody waits for the request any more."""
 
 
+class RequestInbox(Inbox, Protocol):
+    """The inbox of a request that is to be handed over.
+
+    Attributes:
+        observation: what instruments are told of it, if there are any; set as it is handed over.
+    """
+
+    observation: Observation | None
+
+
 class Exchange:
     """All requests of one client. Every method but the coroutines is synchronous.
 
@@ -71,6 +83,7 @@ class Exchange:
         link: how to treat connections.
         network: where sockets are made.
         max_in_flight: how many requests may run at a time; None: any number.
+        instruments: who is told what happens.
 
     Attributes:
         home: where it may be used.
@@ -86,6 +99,7 @@ class Exchange:
         link: Link,
         network: Network,
         max_in_flight: int | None,
+        instruments: tuple[object, ...],
     ) -> None:
         self.home = Home()
         self._codec = codec
@@ -99,7 +113,11 @@ class Exchange:
         self._leaving = False
         self._settled = trio.Event()
         self.on_closing: set[Callable[[], None]] = set()
-        self.signals = Signals(self.home, codec, self._transport)
+        self._instruments = None
+        if instruments:
+            dialect = codec.dialect.name
+            self._instruments = Instruments(instruments, address=address, dialect=dialect)
+        self.signals = Signals(self.home, codec, self._transport, self._instruments)
         self._scopes = 0
 
     @property
@@ -110,7 +128,7 @@ class Exchange:
     # Out
 
     @trio.lowlevel.enable_ki_protection
-    async def hand_over(self, prepared: Prepared, inbox: Inbox) -> int:
+    async def hand_over(self, prepared: Prepared, inbox: RequestInbox) -> int:
         """Waits for its turn and the connection, hands the request over, and returns its id.
 
         Cancelled, it has sent nothing: there is no checkpoint behind the sending.
@@ -120,6 +138,20 @@ class Exchange:
         """
         self.home.check()
         await trio.lowlevel.checkpoint_if_cancelled()
+        if self._instruments is None:
+            return await self._hand_over_in_turn(prepared, inbox)
+        observation = self._instruments.observe(prepared)
+        observation.waiting()
+        try:
+            request_id = await self._hand_over_in_turn(prepared, inbox)
+        except BaseException:
+            observation.withdrawn()
+            raise
+        inbox.observation = observation
+        observation.submitted(request_id)
+        return request_id
+
+    async def _hand_over_in_turn(self, prepared: Prepared, inbox: Inbox) -> int:
         await self._admission.enter()
         try:
             if prepared.is_heavy:
@@ -129,7 +161,7 @@ class Exchange:
             self._admission.leave()
 
     @trio.lowlevel.enable_ki_protection
-    def hand_over_nowait(self, prepared: Prepared, inbox: Inbox) -> int:
+    def hand_over_nowait(self, prepared: Prepared, inbox: RequestInbox) -> int:
         """As `hand_over`, without waiting; packs here, however long that takes.
 
         Raises:
@@ -142,6 +174,7 @@ class Exchange:
         if not self._transport.is_up:
             raise trio.WouldBlock
         self._admission.enter_nowait()
+        observation = None if self._instruments is None else self._instruments.observe(prepared)
         try:
             request_id = self._session.reserve_id()
             self._transport.send(prepared.frames(request_id))
@@ -150,6 +183,9 @@ class Exchange:
             raise trio.WouldBlock from None
         finally:
             self._admission.leave()
+        if observation is not None:
+            inbox.observation = observation
+            observation.submitted(request_id)
         return request_id
 
     def _occupied(self) -> int:
@@ -309,10 +345,14 @@ class Exchange:
 
     def on_up(self) -> None:
         """Sends what is owed, before any request."""
+        if self._instruments is not None:
+            self._instruments.connection("connection_up")
         self.signals.on_up()
 
     def on_lost(self, reason: str) -> None:
         """Tells all inboxes that their connection is gone."""
+        if self._instruments is not None:
+            self._instruments.connection("connection_lost", reason, closing=reason == CLOSED)
         self.signals.on_lost()
         running, aborting = self._session.in_flight, self._session.aborting
         if reason != CLOSED and (running or aborting):

@@ -36,6 +36,7 @@ class Lifetime:
         context: the ZeroMQ context to live in; None for one of its own, which ends with it.
         max_in_flight: how many requests may run at a time; None: any number.
         close_timeout: seconds that leaving may wait for the last replies.
+        instruments: who is told what happens.
 
     Attributes:
         exchange: the requests.
@@ -51,12 +52,18 @@ class Lifetime:
         context: ZmqContext | None,
         max_in_flight: int | None,
         close_timeout: float,
+        instruments: tuple[object, ...],
     ) -> None:
         self._address = address
         self.close_timeout = close_timeout
         self._network = network_of(address, context)
         self.exchange = Exchange(
-            address, codec=codec, link=link, network=self._network, max_in_flight=max_in_flight
+            address,
+            codec=codec,
+            link=link,
+            network=self._network,
+            max_in_flight=max_in_flight,
+            instruments=instruments,
         )
         self._leaving = trio.Event()
         self._left = trio.Event()

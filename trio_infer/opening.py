@@ -12,6 +12,7 @@ from .client import InferenceClient
 from .settings import Settings, check_options
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from enum import Enum
     from types import TracebackType
 
@@ -38,6 +39,7 @@ class ClientOptions(TypedDict, total=False):
     max_message_size: int
     socket_options: SocketOptions | None
     context: ZmqContext | None
+    instruments: Iterable[object]
 
 
 @overload
@@ -73,6 +75,7 @@ def open_client(
     max_message_size: int = 256 * 2**20,
     socket_options: SocketOptions | None = None,
     context: ZmqContext | None = None,
+    instruments: Iterable[object] = (),
 ) -> AbstractAsyncContextManager[InferenceClient[Any]]:
     """A client for the length of an ``async with`` block.
 
@@ -114,6 +117,8 @@ def open_client(
             that this package sets by itself. Over ``memory://`` they are ignored.
         context: the ZeroMQ context to use; by default the client has one of its own. Over
             ``memory://`` it is ignored.
+        instruments: objects with any of the methods of `Instrument`, which are told what happens
+            to requests and connections.
 
     Raises:
         UnsupportedByDialect: hashing is asked for, and the dialect has no block hashes; at once.
@@ -135,6 +140,7 @@ def open_client(
         max_message_size=max_message_size,
         socket_options=socket_options,
         context=context,
+        instruments=instruments,
     )
     return _OpenClient(settings)
 

@@ -28,6 +28,7 @@ from .protocol.unpacking import HEAVY_BODY, unpack_map_in_pieces
 
 if TYPE_CHECKING:
     from .exchange import Exchange, Inbox
+    from .instruments import Observation
 
 __all__ = ["CLOSED", "Reception", "client_closed", "conclude", "connection_lost"]
 
@@ -76,25 +77,43 @@ def client_closed() -> trio.ClosedResourceError:
     return trio.ClosedResourceError("the client was closed")
 
 
-def conclude(exchange: Exchange, arrived: Assembler, fields: dict[str, Any], known: Known) -> Any:
-    """What a request ends in, counted.
+def conclude(
+    exchange: Exchange,
+    arrived: Assembler,
+    fields: dict[str, Any],
+    known: Known,
+    observation: Observation | None,
+) -> Any:
+    """What a request ends in, counted and told.
 
     Args:
         exchange: where it ran.
         arrived: what came of it before.
         fields: its final reply.
         known: what is known of it besides.
+        observation: what instruments are told of it, if there are any.
 
     Raises:
         RequestFailed: the engine gave up on it.
         MalformedMessage: the reply makes no sense.
     """
     try:
-        return arrived.finish_fields(fields, known)
-    except RequestFailed:
+        result = arrived.finish_fields(fields, known)
+    except RequestFailed as error:
         if not known.aborted:
             exchange.recount_as_failed()
+        if observation is not None:
+            observation.failed(
+                error,
+                error.completion.generated_length,
+                aborted=known.aborted,
+                prompt_length=error.completion.prompt_length,
+                finish_reason="error",
+            )
         raise
+    if observation is not None:
+        observation.decoded(result, len(arrived.tokens), aborted=known.aborted)
+    return result
 
 
 class Reception(Generic[ResultT]):
@@ -110,6 +129,7 @@ class Reception(Generic[ResultT]):
         heir: who gets the final reply when nobody else wants it.
         epoch: how many connections had been lost when the final reply came.
         final_body: that, packed, if there is an heir.
+        observation: what instruments are told of it, if there are any.
     """
 
     __slots__ = (
@@ -133,6 +153,7 @@ class Reception(Generic[ResultT]):
         "epoch",
         "final_body",
         "heir",
+        "observation",
         "request_id",
     )
 
@@ -164,6 +185,7 @@ class Reception(Generic[ResultT]):
         self.heir = heir
         self.epoch = -1
         self.final_body: Frame | None = None
+        self.observation: Observation | None = None
 
     def note_abort(self) -> None:
         """The request was aborted while its final reply is still wanted."""
@@ -180,6 +202,8 @@ class Reception(Generic[ResultT]):
         """A partial result came."""
         if self._first_at is None:
             self._first_at = trio.current_time()
+        if self.observation is not None:
+            self.observation.partial(len(body))
         self._unread_bytes += len(body) + BYTES_BESIDE
         if self._unread_bytes <= MAX_UNREAD_BYTES:
             self._put(body)
@@ -187,7 +211,7 @@ class Reception(Generic[ResultT]):
             msg = f"more than {MAX_UNREAD_BYTES} bytes of partial results that nobody has read"
             error = MalformedMessage(msg)
             self._exchange.fail(self.request_id, error, finished=False, heir=self.heir)
-            self._end(_Broken(lambda _: RemoteProtocolError(msg)))
+            self._break(msg)
 
     def final(self, body: Frame) -> None:
         """The final reply came; nothing follows."""
@@ -195,21 +219,37 @@ class Reception(Generic[ResultT]):
         self.epoch = self._exchange.signals.epoch
         if self.heir is not None:
             self.final_body = body
+        if self.observation is not None:
+            self.observation.final()
         self._end(_Final(body, trio.current_time()))
 
     def malformed(self, error: MalformedMessage) -> None:
         """A reply came that makes no sense; nothing follows."""
         if error.is_final and not self.aborted:
             self._exchange.recount_as_failed()
-        self._end(_Broken(lambda _: RemoteProtocolError(str(error))))
+        self._break(str(error))
 
     def lost(self, reason: str) -> None:
         """The connection is gone; nothing follows."""
+        if self.observation is not None:
+            error = connection_lost(reason)
+            self.observation.lost(error, len(self.arrived.tokens), aborted=self.aborted)
         self._end(_Broken(lambda tokens: connection_lost(reason, tokens)))
 
     def closed(self) -> None:
         """The client was closed; nothing follows."""
+        if self.observation is not None:
+            self.observation.left(len(self.arrived.tokens), aborted=self.aborted)
         self._end(_Broken(lambda _: client_closed()))
+
+    def _break(self, message: str) -> None:
+        self._tell_failure(message)
+        self._end(_Broken(lambda _: RemoteProtocolError(message)))
+
+    def _tell_failure(self, message: str) -> None:
+        if self.observation is not None:
+            error = RemoteProtocolError(message)
+            self.observation.failed(error, len(self.arrived.tokens), aborted=self.aborted)
 
     def _end(self, arrival: _Arrival) -> None:
         self.ended = True
@@ -355,7 +395,9 @@ class Reception(Generic[ResultT]):
             aborted=self.aborted,
         )
         try:
-            self.completion = conclude(self._exchange, self.arrived, fields, known)
+            self.completion = conclude(
+                self._exchange, self.arrived, fields, known, self.observation
+            )
         except RequestFailed as error:
             completion = error.completion
             self._make_error = lambda _: request_failed(completion)
@@ -366,4 +408,5 @@ class Reception(Generic[ResultT]):
         self._make_error = lambda _: RemoteProtocolError(message)
         finished = self._final_came and not self.aborted
         self._exchange.fail(self.request_id, error, finished=finished, heir=self.heir)
+        self._tell_failure(message)
         self.ended = True

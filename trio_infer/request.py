@@ -92,6 +92,8 @@ class Request(Generic[ResultT]):
         reception.close()
         if reception.handed_over:
             self._exchange.abandon(reception.request_id, reception.heir)
+            if reception.observation is not None:
+                reception.observation.left(len(reception.arrived.tokens), aborted=reception.aborted)
 
     async def result(self) -> ResultT:
         """Waits for the end. Cancelling it ends nothing.

@@ -8,6 +8,7 @@ from typing import Any, Final
 import attrs
 
 from .client import InferenceClient
+from .instruments import check_instruments
 from .lifetime import Lifetime
 from .models.scalars import to_flag, to_int, to_limit, to_seconds, to_text
 from .protocol.client_codec import ClientCodec
@@ -37,6 +38,7 @@ class Settings:
     max_in_flight: int | None
     connect_timeout: float
     close_timeout: float
+    instruments: tuple[object, ...]
 
     def make_lifetime(self) -> Lifetime:
         """The life of a new client."""
@@ -47,6 +49,7 @@ class Settings:
             context=self.context,
             max_in_flight=self.max_in_flight,
             close_timeout=self.close_timeout,
+            instruments=self.instruments,
         )
 
     def make_client(self, lifetime: Lifetime) -> InferenceClient[Any]:
@@ -75,6 +78,7 @@ def check_options(
     max_message_size: object,
     socket_options: object,
     context: object,
+    instruments: object,
 ) -> Settings:
     """Checks what `open_client` was given, which tells what it is, and raises what that raises."""
     return Settings(
@@ -98,6 +102,7 @@ def check_options(
             math.inf if connect_timeout is None else to_seconds(connect_timeout, "connect_timeout")
         ),
         close_timeout=to_seconds(close_timeout, "close_timeout"),
+        instruments=check_instruments(instruments),
     )
 
 

@@ -14,12 +14,15 @@ import attrs
 import trio
 
 from .errors import ConnectionLost
+from .protocol.dialect import Kind
 from .sockets import Home, NotConnected
 from .transport import CLOSED
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .instruments import Instruments
     from .protocol.client_codec import ClientCodec
-    from .protocol.dialect import Kind
     from .protocol.packing import Frames
     from .transport import Transport
 
@@ -42,20 +45,28 @@ class Signals:
         home: the thread and process that may.
         codec: of the dialect.
         transport: the connections.
+        instruments: who is told of what is sent, if anybody.
 
     Attributes:
         epoch: how many connections have been lost.
         unreleased: handoffs whose connection ended before they were released.
     """
 
-    def __init__(self, home: Home, codec: ClientCodec, transport: Transport) -> None:
+    def __init__(
+        self,
+        home: Home,
+        codec: ClientCodec,
+        transport: Transport,
+        instruments: Instruments | None,
+    ) -> None:
         self.epoch = 0
         self.unreleased = 0
         self._home = home
         self._codec = codec
         self._transport = transport
+        self._instruments = instruments
         self._held: set[Held] = set()
-        self._owed: list[tuple[Kind, Frames]] = []
+        self._owed: list[tuple[Kind, Frames, Mapping[str, int]]] = []
         self._closed = False
         self._ended = False
 
@@ -69,7 +80,7 @@ class Signals:
             trio.ClosedResourceError: the client is closed.
             UnsupportedByDialect: there is no such signal.
         """
-        self._send_now(self._codec.signal(kind, **values))
+        self._send_now(kind, self._codec.signal(kind, **values), values)
 
     @trio.lowlevel.enable_ki_protection
     def release_by_number(self, engine_id: int) -> None:
@@ -77,7 +88,8 @@ class Signals:
         dialect = self._codec.dialect
         if not dialect.can_hand_off:
             dialect.refuse("KV handoff", "there is nothing to release")
-        self._send_now(self._codec.release(engine_id))
+        frames = self._codec.release(engine_id)
+        self._send_now(Kind.RELEASE_KV, frames, {"request_id": engine_id})
         self._held = {held for held in self._held if held.engine_id != engine_id}
 
     def check_open(self) -> None:
@@ -97,12 +109,17 @@ class Signals:
         if not self._transport.is_up:
             raise self._no_connection()
 
-    def _send_now(self, frames: Frames) -> None:
+    def _send_now(self, kind: Kind, frames: Frames, values: Mapping[str, int]) -> None:
         self.check()
         try:
-            self._transport.send(frames)
+            self._send(kind, frames, values)
         except NotConnected:
             raise self._no_connection() from None
+
+    def _send(self, kind: Kind, frames: Frames, values: Mapping[str, int]) -> None:
+        self._transport.send(frames)
+        if self._instruments is not None:
+            self._instruments.signal_sent(kind, values)
 
     def _no_connection(self) -> ConnectionLost:
         return ConnectionLost(
@@ -116,9 +133,9 @@ class Signals:
         """Sends a signal, over the next connection if there is none, before anything else."""
         frames = self._codec.signal(kind, **values)
         try:
-            self._transport.send(frames)
+            self._send(kind, frames, values)
         except NotConnected:
-            self._owed.append((kind, frames))
+            self._owed.append((kind, frames, values))
             if self._ended:
                 self.end()
 
@@ -145,7 +162,8 @@ class Signals:
         if held in self._held:
             # Without a connection it stays held until `on_lost` counts it.
             with contextlib.suppress(NotConnected):
-                self._transport.send(self._codec.release(held.engine_id))
+                frames = self._codec.release(held.engine_id)
+                self._send(Kind.RELEASE_KV, frames, {"request_id": held.engine_id})
                 self._held.discard(held)
 
     # What becomes of the connection
@@ -153,11 +171,11 @@ class Signals:
     def on_up(self) -> None:
         """Sends what is owed."""
         owed, self._owed = self._owed, []
-        for kind, frames in owed:
+        for kind, frames, values in owed:
             with contextlib.suppress(NotConnected):
-                self._transport.send(frames)
+                self._send(kind, frames, values)
                 continue
-            self._owed.append((kind, frames))
+            self._owed.append((kind, frames, values))
 
     def on_lost(self) -> None:
         """What is held cannot be released any more."""
@@ -174,6 +192,6 @@ class Signals:
     def end(self) -> None:
         """There will be no connection any more: tells what was not sent."""
         self._ended = True
-        for kind, _ in self._owed:
+        for kind, _, _ in self._owed:
             _logger.warning("the client is closed: %s was not sent to the engines", kind.name)
         self._owed.clear()

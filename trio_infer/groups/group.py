@@ -276,6 +276,8 @@ class RequestGroup(Generic[ResultT]):
                 self._outcomes.note_unwanted()
             else:
                 self._exchange.abandon(member.request_id)
+            if member.observation is not None:
+                member.observation.left(0, aborted=False)
         self._admission.admit()
         self._tell_end()
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from ..exchange import Exchange
+    from ..instruments import Observation
     from ..models import GenerateRequest
     from ..protocol.packing import Frame
 
@@ -39,12 +40,13 @@ class Member(Generic[ResultT]):
         index: its place in the group.
         request_id: the client's number of it.
         ended: whether nothing will come any more.
+        observation: what instruments are told of it, if there are any.
     """
 
     __slots__ = (
         *("_asked", "_began_at", "_body", "_deserialize", "_ended_at", "_error", "_exchange"),
         *("_fields", "_nonsense", "_pieces", "_request", "_tell_end"),
-        *("ended", "index", "request_id"),
+        *("ended", "index", "observation", "request_id"),
     )
 
     heir = None
@@ -65,6 +67,7 @@ class Member(Generic[ResultT]):
         self._tell_end = tell_end
         self.index = self.request_id = -1
         self.ended = False
+        self.observation: Observation | None = None
         self._began_at = self._ended_at = 0.0
         self._body: Frame = b""
         self._error: Exception | None = None
@@ -85,20 +88,30 @@ class Member(Generic[ResultT]):
     def final(self, body: Frame) -> None:
         """The final reply came."""
         self._body = body
+        if self.observation is not None:
+            self.observation.final()
         self._end()
 
     def malformed(self, error: MalformedMessage) -> None:
         """A reply came that makes no sense."""
         if error.is_final:
             self._exchange.recount_as_failed()
-        self._end(RemoteProtocolError(str(error)))
+        broken = RemoteProtocolError(str(error))
+        if self.observation is not None:
+            self.observation.failed(broken, 0, aborted=False)
+        self._end(broken)
 
     def lost(self, reason: str) -> None:
         """The connection is gone."""
-        self._end(connection_lost(reason))
+        error = connection_lost(reason)
+        if self.observation is not None:
+            self.observation.lost(error, 0, aborted=False)
+        self._end(error)
 
     def closed(self) -> None:
         """The client was closed."""
+        if self.observation is not None:
+            self.observation.left(0, aborted=False)
         self._end(client_closed())
 
     def _end(self, error: Exception | None = None) -> None:
@@ -142,10 +155,16 @@ class Member(Generic[ResultT]):
         )
         arrived = Assembler(deserialize=self._deserialize)
         try:
-            completion: ResultT = conclude(self._exchange, arrived, self._unpacked(), known)
+            fields = self._unpacked()
+            completion: ResultT = conclude(
+                self._exchange, arrived, fields, known, self.observation
+            )
         except MalformedMessage as error:
             self._exchange.fail(self.request_id, error, finished=True, heir=None)
-            raise RemoteProtocolError(str(error)) from None
+            broken = RemoteProtocolError(str(error))
+            if self.observation is not None:
+                self.observation.failed(broken, 0, aborted=False)
+            raise broken from None
         return completion
 
     def _unpacked(self) -> dict[str, Any]:

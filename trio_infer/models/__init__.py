@@ -6,6 +6,11 @@ from .completion import Completion as Completion
 from .completion import EpochSpan as EpochSpan
 from .completion import RequestEvent as RequestEvent
 from .completion import TokenDelta as TokenDelta
+from .events import ConnectionChange as ConnectionChange
+from .events import ObservedRequest as ObservedRequest
+from .events import RequestEnding as RequestEnding
+from .events import RequestMoment as RequestMoment
+from .events import SignalSent as SignalSent
 from .handoff import KVHandoff as KVHandoff
 from .outcome import GenerateRequest as GenerateRequest
 from .outcome import Outcome as Outcome
@@ -17,13 +22,18 @@ from .statistics import ClientStatistics as ClientStatistics
 __all__ = [
     "ClientStatistics",
     "Completion",
+    "ConnectionChange",
     "EpochSpan",
     "GenerateRequest",
     "KVHandoff",
+    "ObservedRequest",
     "Outcome",
     "Prompt",
+    "RequestEnding",
     "RequestEvent",
+    "RequestMoment",
     "SamplingParams",
+    "SignalSent",
     "SupportsSerialize",
     "TokenDelta",
 ]

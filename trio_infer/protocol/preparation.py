@@ -42,10 +42,12 @@ class Prepared:
 
     Attributes:
         asked: the sampling parameters that it carries.
+        prompt_length: how many tokens its prompt has; None for text.
         is_heavy: whether `frames` takes so long that it should be called in another thread.
     """
 
     asked: Mapping[str, Any]
+    prompt_length: int | None
     is_heavy: bool
     _codec: ClientCodec
     _lay_out: Callable[[], Submission]
@@ -178,6 +180,7 @@ class Preparation:
         lay_out = partial(self._lay_out, coerced, asked, media, offload)
         return Prepared(
             asked=asked,
+            prompt_length=None if isinstance(coerced, str) else len(coerced),
             is_heavy=_is_heavy(coerced, media),
             codec=self.codec,
             lay_out=lay_out,
@@ -234,6 +237,7 @@ class Preparation:
 
         return Prepared(
             asked=asked,
+            prompt_length=len(ids),
             is_heavy=_is_heavy(ids, None),
             codec=self.codec,
             lay_out=lay_out,

@@ -1,0 +1,770 @@
+"""Observers: each event is told once, whatever becomes of a request, and none cost nothing."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import math
+import re
+from collections import Counter
+from contextvars import ContextVar
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import pytest
+import trio
+import trio.testing
+
+from tests.peers import Received, ScriptedCoordinator, scripted_coordinator
+from tests.stepping import cancelled_at_each_step
+from tests.waiting import until
+from trio_infer import (
+    GenerateRequest,
+    InferenceClient,
+    InferenceError,
+    Instrument,
+    ObservedRequest,
+    RequestEnding,
+    RequestMoment,
+    SamplingParams,
+    connect_client,
+    generate_within,
+    open_client,
+)
+from trio_infer.embedded import open_coordinator
+from trio_infer.instruments import HOOKS, Observation
+from trio_infer.protocol.dialect import Kind
+from trio_infer.protocol.preparation import HEAVY_BYTES
+from trio_infer.telemetry import LoggingInstrument
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+Clock = trio.testing.MockClock
+
+ENDS = ("request_finished", "request_aborted", "request_failed", "request_lost")
+LONG = SamplingParams(num_tokens_to_generate=100_000)
+KEPT = {"disaggregated_params": {"request_id": 7, "block_ids": [3], "kv_meta": {}}}
+MEMORY = "memory://*"
+
+context_of_caller: ContextVar[str] = ContextVar("context_of_caller", default="none")
+
+
+class Recorder:
+    """Notes all that it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, Any]] = []
+        self.contexts: list[str] = []
+
+    def __getattr__(self, name: str) -> Callable[[Any], None]:
+        if name not in HOOKS:
+            raise AttributeError(name)
+        return partial(self.note, name)
+
+    def note(self, hook: str, event: Any) -> None:
+        self.told.append((hook, event))
+        self.contexts.append(context_of_caller.get())
+
+    @property
+    def hooks(self) -> list[str]:
+        return [hook for hook, _ in self.told]
+
+    def of(self, *hooks: str) -> list[Any]:
+        return [event for hook, event in self.told if hook in hooks]
+
+    @property
+    def ending(self) -> RequestEnding:
+        (ending,) = self.of(*ENDS)
+        assert isinstance(ending, RequestEnding)
+        return ending
+
+    def check(self) -> None:
+        """Each request that waits goes on or is left, and each that goes on ends once."""
+        waiting = [event.request for event in self.of("request_waiting")]
+        left = [event.request for event in self.of("request_withdrawn")]
+        submitted = [event.request for event in self.of("request_submitted")]
+        ended = [event.request for event in self.of(*ENDS)]
+        assert Counter(submitted) == Counter(ended)
+        assert len(set(submitted)) == len(submitted)
+        assert not set(left) & set(submitted)
+        assert Counter(waiting) <= Counter(left + submitted)
+        for request in submitted:
+            of_it = [
+                hook for hook, event in self.told if getattr(event, "request", None) is request
+            ]
+            assert of_it[-1] in ENDS, "something was told of it behind its end"
+
+    def counts(self) -> tuple[int, ...]:
+        return tuple(self.hooks.count(hook) for hook in ("request_submitted", *ENDS))
+
+
+def counted(client: InferenceClient[Any]) -> tuple[int, ...]:
+    """As `Recorder.counts`, by the client."""
+    is_ = client.statistics()
+    return is_.submitted, is_.completed, is_.aborted, is_.failed, is_.lost
+
+
+@pytest.fixture
+async def coordinator(autojump_clock: Clock) -> AsyncIterator[ScriptedCoordinator]:
+    async with scripted_coordinator(MEMORY) as coordinator:
+        yield coordinator
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+# Ways to ask: each waits for the end, and lets whatever it ends in come out
+
+
+async def by_generate(client: InferenceClient) -> None:
+    await client.generate([1, 2, 3], LONG)
+
+
+async def by_stream(client: InferenceClient) -> None:
+    async with client.stream([1, 2, 3], LONG) as stream:
+        async for _ in stream:
+            pass
+
+
+async def by_result(client: InferenceClient) -> None:
+    async with client.stream([1, 2, 3], LONG) as stream:
+        await stream.result()
+
+
+async def by_group(client: InferenceClient) -> None:
+    async with client.open_group() as group:
+        await group.submit(GenerateRequest([1, 2, 3], LONG))
+        (await group.outcomes.receive()).unwrap()
+
+
+async def by_group_nowait(client: InferenceClient) -> None:
+    async with client.open_group() as group:
+        group.submit_nowait(GenerateRequest([1, 2, 3], LONG))
+        (await group.outcomes.receive()).unwrap()
+
+
+async def by_prefill(client: InferenceClient) -> None:
+    async with client.prefill([1, 2, 3], LONG):
+        pass
+
+
+async def by_deadline(client: InferenceClient) -> None:
+    await generate_within(client, math.inf, [1, 2, 3], LONG)
+
+
+WAYS = [by_generate, by_stream, by_result, by_group, by_group_nowait, by_prefill, by_deadline]
+every_way = pytest.mark.parametrize("ask", WAYS)
+
+
+# Ways to end
+
+
+def complete(coordinator: ScriptedCoordinator, submission: Received) -> None:
+    coordinator.reply(submission, [65, 66], prompt_length=3, num_cached_tokens=2, **KEPT)
+
+
+def fail(coordinator: ScriptedCoordinator, submission: Received) -> None:
+    coordinator.reply(submission, [], status="FAILED")
+
+
+def answer_nonsense(coordinator: ScriptedCoordinator, submission: Received) -> None:
+    coordinator.reply(submission, [], generated_tokens="nonsense")
+
+
+def answer_noise(coordinator: ScriptedCoordinator, submission: Received) -> None:
+    """A reply in a frame too many."""
+    frames = [*coordinator.reply_frames(submission, []), b"noise"]
+    coordinator.reply(submission, [])
+    coordinator.send(submission.client, frames)
+
+
+def die(coordinator: ScriptedCoordinator, submission: Received) -> None:
+    coordinator.close()
+
+
+OUTCOMES = [(complete, "request_finished"), (fail, "request_failed"), (die, "request_lost")]
+OUTCOMES += [(answer_nonsense, "request_failed")]
+
+
+@pytest.mark.parametrize(("outcome", "hook"), OUTCOMES)
+@every_way
+async def test_an_end_is_told_once_and_as_it_is_counted(
+    coordinator: ScriptedCoordinator, recorder: Recorder, ask: Any, outcome: Any, hook: str
+) -> None:
+    async with open_client(coordinator.address, instruments=[recorder]) as client:
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def run() -> None:
+                try:
+                    await ask(client)
+                except InferenceError:
+                    assert hook != "request_finished"
+
+            outcome(coordinator, await coordinator.submission())
+        assert recorder.counts() == counted(client)
+        assert recorder.of(hook) == [recorder.ending]
+    recorder.check()
+    assert recorder.counts() == counted(client)
+
+
+@every_way
+async def test_a_request_that_is_cancelled_is_told_of_like_others(
+    coordinator: ScriptedCoordinator, recorder: Recorder, ask: Any
+) -> None:
+    async with open_client(coordinator.address, instruments=[recorder]) as client:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, client)
+            await coordinator.submission()
+            nursery.cancel_scope.cancel()
+        assert recorder.of("request_aborted") == [recorder.ending]
+        assert recorder.counts() == counted(client)
+    recorder.check()
+
+
+@every_way
+async def test_a_request_is_told_of_whose_client_is_closed(
+    coordinator: ScriptedCoordinator, recorder: Recorder, ask: Any
+) -> None:
+    async with trio.open_nursery() as nursery:
+        client = await connect_client(nursery, coordinator.address, instruments=[recorder])
+
+        @nursery.start_soon
+        async def run() -> None:
+            with pytest.raises(trio.ClosedResourceError):
+                await ask(client)
+
+        await coordinator.submission()
+        await client.aclose()
+    assert recorder.of("request_aborted") == [recorder.ending]
+    assert recorder.counts() == counted(client)
+    recorder.check()
+
+
+@every_way
+async def test_a_request_cancelled_at_any_step_is_told_of_once(
+    autojump_clock: Clock, ask: Any
+) -> None:
+    async with open_coordinator(bind=MEMORY) as coordinator:
+        recorder = Recorder()
+        address = coordinator.address
+        short = SamplingParams(num_tokens_to_generate=5, top_k=1)
+        async with open_client(address, instruments=[recorder]) as client:
+
+            async def make() -> None:
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setitem(globals(), "LONG", short)
+                    await ask(client)
+
+            async def check() -> None:
+                await until(lambda: not client.statistics().aborting)
+                recorder.check()
+                assert recorder.counts() == counted(client)
+
+            assert await cancelled_at_each_step(make, check) > 1
+        assert recorder.hooks.count("request_aborted") or ask is by_group_nowait
+
+
+@pytest.mark.parametrize("end_early", [True, False])
+async def test_a_stream_that_is_finished_early_is_told_of_with_all_its_tokens(
+    coordinator: ScriptedCoordinator, recorder: Recorder, *, end_early: bool
+) -> None:
+    async with open_client(coordinator.address, instruments=[recorder]) as client:
+        async with client.stream("hi", LONG) as stream:
+            submission = await coordinator.submission()
+            coordinator.partial(submission, [65, 66])
+            await until(lambda: "request_delta" in recorder.hooks)
+            if end_early:
+                await stream.finish_early()
+                assert recorder.of("request_aborted") == [recorder.ending]
+        assert recorder.of("request_aborted") == [recorder.ending]
+    assert recorder.ending.tokens == (2 if end_early else 0), "those that were decoded"
+    assert recorder.ending.finish_reason == ("abort" if end_early else None)
+    recorder.check()
+
+
+@pytest.mark.parametrize("way", ["lost", "left", "closed", "failed", "nonsense", "noise"])
+async def test_a_stream_that_is_being_finished_early_is_aborted_whatever_comes_then(
+    coordinator: ScriptedCoordinator, recorder: Recorder, way: str
+) -> None:
+    coordinator.answers_aborts = False
+    async with trio.open_nursery() as nursery:
+        client = await connect_client(
+            nursery, coordinator.address, close_timeout=1, instruments=[recorder]
+        )
+        async with client.stream("hi", LONG) as stream:
+            submission = await coordinator.submission()
+            with trio.move_on_after(1):
+                await stream.finish_early()
+            if way == "closed":
+                await client.aclose()
+            elif way != "left":
+                outcomes = {"lost": die, "failed": fail, "nonsense": answer_nonsense}
+                outcomes.get(way, answer_noise)(coordinator, submission)
+                try:
+                    await stream.result()
+                except InferenceError:
+                    assert way != "noise"
+        assert recorder.of("request_aborted") == [recorder.ending]
+        await client.aclose()
+    assert recorder.counts() == counted(client)
+    recorder.check()
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_a_reply_that_nobody_reads_counts_as_finished(
+    coordinator: ScriptedCoordinator, recorder: Recorder, *, is_stream: bool
+) -> None:
+    async with open_client(coordinator.address, instruments=[recorder]) as client:
+        block: Any = client.stream("hi", LONG) if is_stream else client.open_group()
+        async with block:
+            if not is_stream:
+                block.submit_nowait(GenerateRequest("hi", LONG))
+            complete(coordinator, await coordinator.submission())
+            await until(lambda: client.statistics().completed)
+            assert not recorder.of(*ENDS)
+        assert recorder.of("request_finished") == [recorder.ending]
+        assert (recorder.ending.tokens, recorder.ending.finish_reason) == (None, None)
+        if is_stream:
+            assert block.completion.generated_tokens == [65, 66]
+    recorder.check()
+
+
+async def test_a_reply_in_too_many_frames_is_a_failure(
+    coordinator: ScriptedCoordinator, recorder: Recorder
+) -> None:
+    async with open_client(coordinator.address, instruments=[recorder]) as client:
+        async with client.open_group() as group:
+            for _ in range(2):
+                group.submit_nowait(GenerateRequest("hi", LONG))
+                submission = await coordinator.submission()
+                frames = [*coordinator.reply_frames(submission, []), b"noise"]
+                coordinator.send(submission.client, frames)
+                assert (await group.outcomes.receive()).error is not None
+        async with client.stream("hi", LONG) as stream:
+            submission = await coordinator.submission()
+            frames = [*coordinator.partial_frames(submission, []), b"noise"]
+            coordinator.send(submission.client, frames)
+            with pytest.raises(InferenceError):
+                await stream.result()
+        assert recorder.counts() == counted(client) == (3, 0, 0, 3, 0)
+    recorder.check()
+
+
+async def test_a_stream_that_grows_without_a_reader_is_told_of_as_failed(
+    coordinator: ScriptedCoordinator, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trio_infer.reception.MAX_UNREAD_BYTES", 1)
+    async with open_client(coordinator.address, instruments=[recorder]) as client:
+        async with client.stream("hi", LONG):
+            coordinator.partial(await coordinator.submission(), [65, 66])
+            await until(lambda: client.statistics().failed)
+            assert recorder.of("request_failed") == [recorder.ending]
+    recorder.check()
+    assert recorder.counts() == counted(client)
+
+
+async def test_what_is_told_says_what_was_asked_when_and_how_much_came(
+    coordinator: ScriptedCoordinator, recorder: Recorder
+) -> None:
+    async with open_client(coordinator.address, max_in_flight=1, instruments=[recorder]) as client:
+        async with trio.open_nursery() as nursery:
+            began = trio.current_time()
+            nursery.start_soon(by_stream, client)
+            submission = await coordinator.submission()
+            await trio.sleep(1)
+            coordinator.partial(submission, [65])
+            await trio.sleep(1)
+            coordinator.partial(submission, [66])
+            await trio.sleep(1)
+            complete(coordinator, submission)
+    assert recorder.hooks == [
+        *("connection_up", "request_waiting", "request_submitted", "request_first_token"),
+        *("request_delta", "request_delta", "request_finished", "connection_lost"),
+    ]
+    ending = recorder.ending
+    request = ending.request
+    assert isinstance(request, ObservedRequest)
+    assert request.streaming
+    assert request.prompt_length == 3
+    assert request.sampling_params["num_tokens_to_generate"] == 100_000
+    assert (request.address, request.dialect) == (coordinator.address, client.dialect.name)
+    assert ending.request_id == submission.id
+    assert ending.submitted_at == pytest.approx(began, abs=0.1)
+    assert ending.first_token_at == pytest.approx(began + 1, abs=0.1)
+    assert ending.at == pytest.approx(began + 3, abs=0.1)
+    assert (ending.tokens, ending.prompt_length, ending.cached_tokens) == (2, 3, 2)
+    assert (ending.finish_reason, ending.error) == ("stop", None)
+    deltas = recorder.of("request_delta")
+    assert [round(delta.at - began) for delta in deltas] == [1, 2]
+    assert all(delta.size for delta in deltas)
+    with pytest.raises(TypeError):
+        request.sampling_params["temperature"] = 2  # type: ignore[index]
+
+
+async def test_what_is_told_holds_where_replies_stay_dicts(
+    coordinator: ScriptedCoordinator, recorder: Recorder
+) -> None:
+    async with open_client(
+        coordinator.address, deserialize=False, instruments=[recorder]
+    ) as client:
+        async with client.open_group() as group:
+            group.submit_nowait(GenerateRequest("hi", LONG))
+            complete(coordinator, await coordinator.submission())
+            await group.outcomes.receive()
+    ending = recorder.ending
+    assert (ending.tokens, ending.prompt_length, ending.cached_tokens) == (2, 3, 2)
+    assert ending.request.prompt_length is None, "it was text"
+
+
+async def test_an_error_says_its_name_and_its_reason(
+    coordinator: ScriptedCoordinator, recorder: Recorder
+) -> None:
+    async with open_client(coordinator.address, instruments=[recorder]) as client:
+        async with client.open_group() as group:
+            group.submit_nowait(GenerateRequest("hi", LONG))
+            group.submit_nowait(GenerateRequest("hi", LONG))
+            fail(coordinator, await coordinator.submission())
+            await group.outcomes.receive()
+            coordinator.close()
+            await group.outcomes.receive()
+    failed, lost = recorder.of(*ENDS)
+    assert (failed.error, failed.finish_reason) == ("RequestFailed", "error")
+    assert "the engine gave no reason" in failed.reason
+    assert (lost.error, lost.finish_reason) == ("ConnectionLost", None)
+    (change,) = recorder.of("connection_lost")
+    assert change.reason in lost.reason
+    assert not change.closing
+
+
+@pytest.mark.parametrize("prompt", ["hi", "x" * HEAVY_BYTES])
+async def test_a_request_that_is_left_before_its_turn_is_told_of(
+    coordinator: ScriptedCoordinator, recorder: Recorder, prompt: str
+) -> None:
+    async with open_client(coordinator.address, max_in_flight=1, instruments=[recorder]) as client:
+        async with client.stream("hi", LONG):
+            with trio.move_on_after(1):
+                await client.generate(prompt, LONG)
+            (moment,) = recorder.of("request_withdrawn")
+            assert isinstance(moment, RequestMoment)
+            assert moment.request_id is None
+            assert moment.at - moment.request.made_at == pytest.approx(1, abs=0.1)
+    recorder.check()
+    assert recorder.counts() == counted(client) == (1, 0, 1, 0, 0)
+
+
+async def test_what_cannot_be_handed_over_at_once_is_not_told_of(
+    coordinator: ScriptedCoordinator, recorder: Recorder
+) -> None:
+    async with open_client(coordinator.address, max_in_flight=1, instruments=[recorder]) as client:
+        async with client.open_group() as group:
+            group.submit_nowait(GenerateRequest("hi", LONG))
+            with pytest.raises(trio.WouldBlock):
+                group.submit_nowait(GenerateRequest("hi", LONG))
+    assert recorder.counts() == counted(client) == (1, 0, 1, 0, 0)
+    recorder.check()
+
+
+async def test_a_submission_is_told_in_the_context_of_whoever_made_it(
+    coordinator: ScriptedCoordinator, recorder: Recorder
+) -> None:
+    async def run(name: str, ask: Any) -> None:
+        context_of_caller.set(name)
+        await ask(client)
+
+    async with open_client(coordinator.address, instruments=[recorder]) as client:
+        async with trio.open_nursery() as nursery:
+            for ask in WAYS:
+                nursery.start_soon(run, ask.__name__, ask)
+                complete(coordinator, await coordinator.submission())
+    said = [
+        context
+        for hook, context in zip(recorder.hooks, recorder.contexts, strict=True)
+        if hook == "request_submitted"
+    ]
+    assert sorted(said) == sorted(ask.__name__ for ask in WAYS)
+
+
+async def test_signals_and_releases_are_told_when_they_are_sent(
+    coordinator: ScriptedCoordinator, recorder: Recorder
+) -> None:
+    async with open_client(coordinator.address, instruments=[recorder]) as client:
+        client.engines.pause()
+        client.engines.set_generation_epoch(7)
+        client.release_handoff(8)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(by_prefill, client)
+            complete(coordinator, await coordinator.submission())
+    sent = [(signal.name, dict(signal.values)) for signal in recorder.of("signal_sent")]
+    assert sent == [
+        ("PAUSE", {}),
+        ("SET_GENERATION_EPOCH", {"epoch": 7}),
+        ("RELEASE_KV", {"request_id": 8}),
+        ("RELEASE_KV", {"request_id": 7}),
+    ]
+
+
+async def test_a_signal_that_is_owed_is_told_when_it_goes_out(
+    coordinator: ScriptedCoordinator, recorder: Recorder
+) -> None:
+    confirmed = trio.lowlevel.checkpoint
+    async with open_client(coordinator.address, instruments=[recorder]) as client:
+        async with client.engines.paused(confirm=confirmed):
+            coordinator.close()
+            await until(lambda: "connection_lost" in recorder.hooks)
+        assert [signal.name for signal in recorder.of("signal_sent")] == ["PAUSE"]
+        async with scripted_coordinator(coordinator.address) as successor:
+            await successor.next(Kind.UNPAUSE)
+            assert [signal.name for signal in recorder.of("signal_sent")] == ["PAUSE", "UNPAUSE"]
+
+
+async def test_a_connection_that_comes_up_is_told_of_as_lost_once(
+    coordinator: ScriptedCoordinator, recorder: Recorder
+) -> None:
+    async with open_client(coordinator.address, instruments=[recorder]):
+        coordinator.close()
+        await until(lambda: "connection_lost" in recorder.hooks)
+        async with scripted_coordinator(coordinator.address):
+            await until(lambda: recorder.hooks.count("connection_up") == 2)
+    assert recorder.hooks == ["connection_up", "connection_lost"] * 2
+
+
+# Faults of instruments
+
+
+@attrs.define(eq=False)
+class Raising(Instrument):
+    """Raises in one of its methods."""
+
+    hook: str
+    error: type[BaseException]
+    calls: list[str] = attrs.field(factory=list)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name not in HOOKS:
+            return super().__getattribute__(name)
+
+        def method(_: Any) -> None:
+            self.calls.append(name)
+            if name == self.hook:
+                raise self.error
+
+        return method
+
+
+for _name in HOOKS:  # overridden, as far as a look at the class can tell
+    setattr(Raising, _name, None)
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("hook", HOOKS)
+async def test_an_instrument_that_raises_is_switched_off_and_disturbs_nobody(
+    coordinator: ScriptedCoordinator,
+    recorder: Recorder,
+    caplog: pytest.LogCaptureFixture,
+    hook: str,
+    error: Any,
+) -> None:
+    raising = Raising(hook, error)
+    async with open_client(
+        coordinator.address, max_in_flight=1, instruments=[raising, recorder]
+    ) as client:
+        client.engines.pause()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(by_stream, client)
+            submission = await coordinator.submission()
+            coordinator.partial(submission, [65])
+            complete(coordinator, submission)
+        async with client.stream("hi", LONG):
+            await coordinator.submission()
+            with trio.move_on_after(1):
+                await client.generate("hi", LONG)
+        async with client.open_group() as group:
+            group.submit_nowait(GenerateRequest("hi", LONG))
+            fail(coordinator, await coordinator.submission())
+            await group.outcomes.receive()
+            group.submit_nowait(GenerateRequest("hi", LONG))
+            await coordinator.submission()
+            coordinator.close()
+            await group.outcomes.receive()
+    assert set(recorder.hooks) == set(HOOKS)
+    recorder.check()
+    assert raising.calls.count(hook) == 1
+    assert raising.calls[-1] == hook, "it was called behind that"
+    (record,) = [one for one in caplog.records if "switched off" in one.getMessage()]
+    assert record.levelno == logging.ERROR
+    assert hook in record.getMessage()
+    assert record.exc_info
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [None, 7, [object()], ["text"], [Recorder], [Instrument()], [attrs.make_class("N", [])]],
+)
+def test_what_can_be_told_nothing_is_refused_at_once(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="instruments"):
+        open_client("tcp://localhost:1", instruments=wrong)
+
+
+def test_a_method_that_is_none_is_refused() -> None:
+    class Wrong:
+        request_lost = 7
+
+    with pytest.raises(TypeError, match="instruments"):
+        open_client("tcp://localhost:1", instruments=[Wrong()])
+
+
+# What none costs
+
+
+async def use(coordinator: ScriptedCoordinator, client: InferenceClient) -> None:
+    for ask in (by_stream, by_group, by_generate):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, client)
+            submission = await coordinator.submission()
+            coordinator.partial(submission, [65])
+            complete(coordinator, submission)
+    client.engines.pause()
+
+
+async def test_without_instruments_nothing_is_made_for_them(
+    coordinator: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    for name in ("ObservedRequest", "RequestMoment", "RequestEnding", "ConnectionChange"):
+        monkeypatch.setattr(f"trio_infer.instruments.{name}", lambda **_: made.append("event"))
+    for name in ("Instruments", "Observation"):
+        monkeypatch.setattr(f"trio_infer.instruments.{name}", lambda *_: made.append("keeper"))
+    async with open_client(coordinator.address) as client:
+        await use(coordinator, client)
+        assert client._exchange._instruments is None
+    assert made == []
+
+
+async def test_of_what_nobody_listens_to_nothing_is_made(
+    coordinator: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Signals:
+        def __init__(self) -> None:
+            self.sent: list[str] = []
+
+        def signal_sent(self, signal: Any) -> None:
+            self.sent.append(signal.name)
+
+    def refuse(**_: object) -> None:
+        raise AssertionError
+
+    for name in ("RequestMoment", "RequestEnding", "ConnectionChange"):
+        monkeypatch.setattr(f"trio_infer.instruments.{name}", refuse)
+    signals = Signals()
+    async with open_client(coordinator.address, instruments=[signals]) as client:
+        await use(coordinator, client)
+    assert signals.sent == ["PAUSE"]
+
+
+async def test_nothing_is_kept_of_requests_that_have_ended(
+    coordinator: ScriptedCoordinator,
+) -> None:
+    class Silent(Instrument):
+        def request_lost(self, ending: RequestEnding) -> None:
+            pass
+
+    def living() -> int:
+        gc.collect()
+        return sum(type(each) in (Observation, ObservedRequest) for each in gc.get_objects())
+
+    async with open_client(coordinator.address, instruments=[Silent()]) as client:
+        await use(coordinator, client)
+        assert living() == 0
+
+
+# The log
+
+
+async def test_the_log_has_a_line_for_each_event(
+    coordinator: ScriptedCoordinator, recorder: Recorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "trio_infer.telemetry")
+    async with open_client(
+        coordinator.address, max_in_flight=1, instruments=[LoggingInstrument(), recorder]
+    ) as client:
+        client.engines.set_generation_epoch(7)
+        async with client.stream("secret", LONG):
+            coordinator.partial(await coordinator.submission(), [65])
+            await until(lambda: "request_delta" in recorder.hooks)
+            with trio.move_on_after(1):
+                await client.generate("secret", LONG)
+        async with client.open_group() as group:
+            for end in (complete, fail, die):
+                group.submit_nowait(GenerateRequest("secret", LONG))
+                end(coordinator, await coordinator.submission())
+                await group.outcomes.receive()
+    records = [one for one in caplog.records if one.name == "trio_infer.telemetry"]
+    assert [vars(one)["event"] for one in records] == recorder.of(*HOOKS)
+    told = {
+        hook: (one.levelname, re.sub(r"(\.\d)\d\d s", r"\1 s", one.getMessage()))
+        for hook, one in zip(recorder.hooks, records, strict=True)
+    }
+    address = coordinator.address
+    size = recorder.of("request_delta")[0].size
+    reason = "the engine gave no reason"
+    lost, gone = "the connection was lost", "the peer is gone"
+    assert told == {
+        "connection_up": ("INFO", f"connected to {address}"),
+        "signal_sent": ("INFO", f"sent SET_GENERATION_EPOCH, epoch 7 to {address}"),
+        "request_waiting": ("DEBUG", "a request waits to be handed over"),
+        "request_withdrawn": ("INFO", "a request was left after it had waited for 1.0 s"),
+        "request_submitted": ("DEBUG", "request 3 handed over after 0.0 s"),
+        "request_first_token": ("DEBUG", "request 0: first tokens"),
+        "request_delta": ("DEBUG", f"request 0: {size} bytes of tokens"),
+        "request_aborted": ("INFO", "request 0 aborted with 0 tokens after 1.0 s"),
+        "request_finished": ("INFO", "request 1 finished (stop) with 2 tokens after 0.0 s"),
+        "request_failed": (
+            "WARNING",
+            f"request 2 failed with 0 tokens after 0.0 s: request 2 failed: {reason}",
+        ),
+        "request_lost": (
+            "WARNING",
+            f"request 3 lost with 0 tokens after 0.0 s: {lost} with the request in flight: {gone}",
+        ),
+        "connection_lost": ("WARNING", f"connection to {address} ended: the peer is gone"),
+    }
+
+
+async def test_the_log_has_the_levels_that_are_wanted(
+    coordinator: ScriptedCoordinator, caplog: pytest.LogCaptureFixture
+) -> None:
+    logger = logging.getLogger("of.mine")
+    caplog.set_level(logging.INFO, "of.mine")
+    levels = {"request_submitted": logging.CRITICAL}
+    instrument = LoggingInstrument(logger, levels=levels)
+    async with open_client(coordinator.address, instruments=[instrument]) as client:
+        async with client.stream("hi", LONG):
+            pass
+        async with client.stream("hi", LONG):
+            complete(
+                coordinator, (await coordinator.submission(), await coordinator.submission())[1]
+            )
+            await until(lambda: client.statistics().completed)
+    told = [
+        (one.levelname, re.sub(r"\d\.\d+ s", "0.000 s", one.getMessage()))
+        for one in caplog.records
+        if one.name == "of.mine"
+    ]
+    assert told == [
+        ("INFO", f"connected to {coordinator.address}"),
+        ("CRITICAL", "request 0 handed over after 0.000 s"),
+        ("INFO", "request 0 aborted with 0 tokens after 0.000 s"),
+        ("CRITICAL", "request 1 handed over after 0.000 s"),
+        ("INFO", "request 1 finished (unread) with unread tokens after 0.000 s"),
+        ("INFO", f"connection to {coordinator.address} ended: the client is closed"),
+    ]
+
+
+def test_a_level_of_no_event_is_refused() -> None:
+    with pytest.raises(ValueError, match="levels"):
+        LoggingInstrument(levels={"request_done": logging.INFO})

@@ -1,0 +1,318 @@
+"""Observers: who is told what happens to a client's requests and connections.
+
+A client without instruments has no `Instruments`, and its requests no `Observation`: one test of an
+attribute is all that is spent on them. What no instrument listens to is not made.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+
+from .models import (
+    Completion,
+    ConnectionChange,
+    ObservedRequest,
+    RequestEnding,
+    RequestMoment,
+    SignalSent,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from .protocol.dialect import Kind
+    from .protocol.preparation import Prepared
+
+__all__ = ["Instrument", "Instruments", "Observation", "check_instruments"]
+
+_logger: Final = logging.getLogger(__name__)
+
+
+class Instrument:
+    """What an object in ``instruments=`` may have: any of these methods; a base class or a guide.
+
+    They are called synchronously, in the middle of what they tell of: they must be quick, and leave
+    the client alone. One that raises is logged, and its instrument switched off for that client.
+
+    Each request that waits, if only for an instant, is either submitted or withdrawn; each that is
+    submitted ends in exactly one of finished, aborted, failed and lost.
+    """
+
+    def request_waiting(self, moment: RequestMoment) -> None:
+        """A request was made, and waits for its turn and a connection.
+
+        Told in the task that makes it. One that cannot wait, of ``submit_nowait``, is left out.
+        """
+
+    def request_withdrawn(self, moment: RequestMoment) -> None:
+        """A request that waited was left before anything was sent."""
+
+    def request_submitted(self, moment: RequestMoment) -> None:
+        """A request was handed over. Told in the task that made it, and so in its context."""
+
+    def request_first_token(self, moment: RequestMoment) -> None:
+        """The first partial result of a stream came."""
+
+    def request_delta(self, moment: RequestMoment) -> None:
+        """A partial result of a stream came, the first included."""
+
+    def request_finished(self, ending: RequestEnding) -> None:
+        """A request completed.
+
+        Told when its reply is decoded, by whoever reads it; or, unread, when its caller leaves.
+        """
+
+    def request_aborted(self, ending: RequestEnding) -> None:
+        """A request was left before its end.
+
+        Of one that is finished early this is told when the engine's last reply is decoded.
+        """
+
+    def request_failed(self, ending: RequestEnding) -> None:
+        """The engine gave up on a request, or its reply made no sense."""
+
+    def request_lost(self, ending: RequestEnding) -> None:
+        """A request went down with its connection."""
+
+    def connection_up(self, change: ConnectionChange) -> None:
+        """The handshake of a connection has succeeded."""
+
+    def connection_lost(self, change: ConnectionChange) -> None:
+        """A connection that was up is gone, or was closed."""
+
+    def signal_sent(self, signal: SignalSent) -> None:
+        """A signal, or the release of a KV handoff, was sent."""
+
+
+HOOKS: Final = tuple(name for name in vars(Instrument) if not name.startswith("_"))
+
+
+def check_instruments(instruments: object) -> tuple[object, ...]:
+    """The instruments as a tuple.
+
+    Raises:
+        TypeError: for one that has none of the methods.
+    """
+    if not isinstance(instruments, Iterable):
+        msg = f"instruments must be an iterable, not {type(instruments).__name__}"
+        raise TypeError(msg)
+    given = tuple(instruments)
+    for each in given:
+        methods = _methods(each)
+        if isinstance(each, type) or not methods or not all(map(callable, methods.values())):
+            msg = f"each of instruments must have a method of Instrument: {each!r} has none"
+            raise TypeError(msg)
+    return given
+
+
+def _methods(instrument: object) -> dict[str, Any]:
+    """Its methods by their names, but for those that are inherited and do nothing."""
+    return {
+        name: getattr(instrument, name)
+        for name in HOOKS
+        if getattr(type(instrument), name, None) is not getattr(Instrument, name)
+        and hasattr(instrument, name)
+    }
+
+
+class Instruments:
+    """The instruments of one client.
+
+    Args:
+        instruments: as given, checked.
+        address: of the coordinator.
+        dialect: the name of what it speaks.
+    """
+
+    def __init__(self, instruments: tuple[object, ...], *, address: str, dialect: str) -> None:
+        self._address = address
+        self._dialect = dialect
+        self._listeners: dict[str, tuple[tuple[object, Callable[[Any], None]], ...]] = {
+            hook: tuple(
+                (each, methods[hook])
+                for each, methods in ((each, _methods(each)) for each in instruments)
+                if hook in methods
+            )
+            for hook in HOOKS
+        }
+
+    def wants(self, hook: str) -> bool:
+        """Whether any of them listens to that."""
+        return bool(self._listeners[hook])
+
+    def tell(self, hook: str, event: object) -> None:
+        """Tells all that listen to it. Does not raise."""
+        for instrument, method in self._listeners[hook]:
+            try:
+                method(event)
+            except BaseException:  # noqa: ASYNC103 - nothing waits here: who observes disturbs none
+                _logger.exception(
+                    "%s raised in %r, which is switched off for this client", hook, instrument
+                )
+                self._switch_off(instrument)
+
+    def _switch_off(self, instrument: object) -> None:
+        for hook, listeners in self._listeners.items():
+            self._listeners[hook] = tuple(one for one in listeners if one[0] is not instrument)
+
+    def observe(self, prepared: Prepared) -> Observation:
+        """A request is made."""
+        return Observation(
+            self,
+            ObservedRequest(
+                address=self._address,
+                dialect=self._dialect,
+                prompt_length=prepared.prompt_length,
+                sampling_params=MappingProxyType(prepared.asked),
+                streaming=bool(prepared.asked.get("streaming")),
+                made_at=trio.current_time(),
+            ),
+        )
+
+    def connection(self, hook: str, reason: str | None = None, *, closing: bool = False) -> None:
+        """A connection came up, or is gone."""
+        if self.wants(hook):
+            self.tell(
+                hook,
+                ConnectionChange(
+                    address=self._address,
+                    dialect=self._dialect,
+                    at=trio.current_time(),
+                    reason=reason,
+                    closing=closing,
+                ),
+            )
+
+    def signal_sent(self, kind: Kind, values: Mapping[str, int]) -> None:
+        """A signal was sent."""
+        if self.wants("signal_sent"):
+            self.tell(
+                "signal_sent",
+                SignalSent(
+                    address=self._address,
+                    dialect=self._dialect,
+                    at=trio.current_time(),
+                    name=kind.name,
+                    values=values,
+                ),
+            )
+
+
+class Observation:
+    """What instruments have been told of one request.
+
+    Whoever knows of an end tells it: the first one is its end, and no other is told.
+    """
+
+    __slots__ = (
+        *("_ended", "_final_at", "_first_token_at", "_instruments", "_request"),
+        *("_request_id", "_submitted_at"),
+    )
+
+    def __init__(self, instruments: Instruments, request: ObservedRequest) -> None:
+        self._instruments = instruments
+        self._request = request
+        self._request_id: int | None = None
+        self._submitted_at = 0.0
+        self._first_token_at: float | None = None
+        self._final_at: float | None = None
+        self._ended = False
+
+    def waiting(self) -> None:
+        """It waits for its turn and a connection."""
+        self._tell("request_waiting", trio.current_time())
+
+    def withdrawn(self) -> None:
+        """It waits no more, and was not handed over."""
+        self._tell("request_withdrawn", trio.current_time())
+
+    def submitted(self, request_id: int) -> None:
+        """It was handed over."""
+        self._request_id = request_id
+        self._submitted_at = trio.current_time()
+        self._tell("request_submitted", self._submitted_at)
+
+    def partial(self, size: int) -> None:
+        """A partial result came."""
+        now = trio.current_time()
+        if self._first_token_at is None:
+            self._first_token_at = now
+            self._tell("request_first_token", now, size)
+        self._tell("request_delta", now, size)
+
+    def final(self) -> None:
+        """The final reply came: nobody knows yet what it says."""
+        self._final_at = trio.current_time()
+
+    def _tell(self, hook: str, at: float, size: int = 0) -> None:
+        if self._instruments.wants(hook) and not self._ended:
+            self._instruments.tell(
+                hook,
+                RequestMoment(request=self._request, request_id=self._request_id, at=at, size=size),
+            )
+
+    def decoded(
+        self, result: Completion | Mapping[str, Any], tokens: int, *, aborted: bool
+    ) -> None:
+        """It ended in a completion, or in the fields of a reply."""
+        if isinstance(result, Completion):
+            facts: dict[str, Any] = {
+                "prompt_length": result.prompt_length,
+                "cached_tokens": result.num_cached_tokens,
+                "finish_reason": result.finish_reason,
+            }
+        else:
+            facts = {
+                "prompt_length": _int(result.get("prompt_length")),
+                "cached_tokens": _int(result.get("num_cached_tokens")),
+            }
+        self._end("request_aborted" if aborted else "request_finished", tokens, **facts)
+
+    def failed(self, error: Exception, tokens: int, *, aborted: bool, **facts: Any) -> None:
+        """It ended in an error of the engine, or in a reply that made no sense."""
+        hook = "request_aborted" if aborted else "request_failed"
+        self._end(hook, tokens, error=type(error).__name__, reason=str(error), **facts)
+
+    def lost(self, error: Exception, tokens: int, *, aborted: bool) -> None:
+        """Its connection is gone."""
+        hook = "request_aborted" if aborted else "request_lost"
+        self._end(hook, tokens, error=type(error).__name__, reason=str(error))
+
+    def left(self, tokens: int, *, aborted: bool) -> None:
+        """Its caller has left it, or the client was closed."""
+        if self._final_at is not None and not aborted:
+            self._end("request_finished", None)
+        else:
+            self._end("request_aborted", tokens)
+
+    def _end(
+        self, hook: str, tokens: int | None, *, prompt_length: int | None = None, **facts: Any
+    ) -> None:
+        if self._ended or self._request_id is None:
+            return
+        self._ended = True
+        if self._instruments.wants(hook):
+            self._instruments.tell(
+                hook,
+                RequestEnding(
+                    request=self._request,
+                    request_id=self._request_id,
+                    at=trio.current_time() if self._final_at is None else self._final_at,
+                    submitted_at=self._submitted_at,
+                    first_token_at=self._first_token_at,
+                    tokens=tokens,
+                    prompt_length=(
+                        self._request.prompt_length if prompt_length is None else prompt_length
+                    ),
+                    **facts,
+                ),
+            )
+
+
+def _int(value: object) -> int | None:
+    return value if type(value) is int else None
