@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from .logs import LoggingInstrument as LoggingInstrument
+from .open_telemetry import OpenTelemetryInstrument as OpenTelemetryInstrument
 
-__all__ = ["LoggingInstrument"]
+__all__ = ["LoggingInstrument", "OpenTelemetryInstrument"]
