@@ -138,27 +138,27 @@ class Exchange:
         """
         self.home.check()
         await trio.lowlevel.checkpoint_if_cancelled()
-        if self._instruments is None:
-            return await self._hand_over_in_turn(prepared, inbox)
-        observation = self._instruments.observe(prepared)
-        observation.waiting()
+        observation = None if self._instruments is None else self._instruments.observe(prepared)
+        if observation is not None:
+            observation.waiting()
         try:
-            request_id = await self._hand_over_in_turn(prepared, inbox)
+            await self._admission.enter()
+            try:
+                if prepared.is_heavy:
+                    request_id = await self._hand_over_heavy(prepared, inbox)
+                else:
+                    reserve_id = self._session.reserve_id
+                    request_id = await self._hand_over(reserve_id, prepared.frames, inbox)
+            finally:
+                self._admission.leave()
         except BaseException:
-            observation.withdrawn()
+            if observation is not None:
+                observation.withdrawn()
             raise
-        inbox.observation = observation
-        observation.submitted(request_id)
+        if observation is not None:
+            inbox.observation = observation
+            observation.submitted(request_id)
         return request_id
-
-    async def _hand_over_in_turn(self, prepared: Prepared, inbox: Inbox) -> int:
-        await self._admission.enter()
-        try:
-            if prepared.is_heavy:
-                return await self._hand_over_heavy(prepared, inbox)
-            return await self._hand_over(self._session.reserve_id, prepared.frames, inbox)
-        finally:
-            self._admission.leave()
 
     @trio.lowlevel.enable_ki_protection
     def hand_over_nowait(self, prepared: Prepared, inbox: RequestInbox) -> int:
