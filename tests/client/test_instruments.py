@@ -193,7 +193,13 @@ OUTCOMES += [(answer_nonsense, "request_failed")]
 @pytest.mark.parametrize(("outcome", "hook"), OUTCOMES)
 @every_way
 async def test_an_end_is_told_once_and_as_it_is_counted(
-    coordinator: ScriptedCoordinator, recorder: Recorder, ask: Any, outcome: Any, hook: str
+    autojump_clock: Clock,
+    coordinator: ScriptedCoordinator,
+    recorder: Recorder,
+    *,
+    ask: Any,
+    outcome: Any,
+    hook: str,
 ) -> None:
     async with open_client(coordinator.address, instruments=[recorder]) as client:
         async with trio.open_nursery() as nursery:
@@ -214,7 +220,7 @@ async def test_an_end_is_told_once_and_as_it_is_counted(
 
 @every_way
 async def test_a_request_that_is_cancelled_is_told_of_like_others(
-    coordinator: ScriptedCoordinator, recorder: Recorder, ask: Any
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, recorder: Recorder, ask: Any
 ) -> None:
     async with open_client(coordinator.address, instruments=[recorder]) as client:
         async with trio.open_nursery() as nursery:
@@ -228,7 +234,7 @@ async def test_a_request_that_is_cancelled_is_told_of_like_others(
 
 @every_way
 async def test_a_request_is_told_of_whose_client_is_closed(
-    coordinator: ScriptedCoordinator, recorder: Recorder, ask: Any
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, recorder: Recorder, ask: Any
 ) -> None:
     async with trio.open_nursery() as nursery:
         client = await connect_client(nursery, coordinator.address, instruments=[recorder])
@@ -271,7 +277,7 @@ async def test_a_request_cancelled_at_any_step_is_told_of_once(
 
 @pytest.mark.parametrize("end_early", [True, False])
 async def test_a_stream_that_is_finished_early_is_told_of_with_all_its_tokens(
-    coordinator: ScriptedCoordinator, recorder: Recorder, *, end_early: bool
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, recorder: Recorder, *, end_early: bool
 ) -> None:
     async with open_client(coordinator.address, instruments=[recorder]) as client:
         async with client.stream("hi", LONG) as stream:
@@ -289,7 +295,7 @@ async def test_a_stream_that_is_finished_early_is_told_of_with_all_its_tokens(
 
 @pytest.mark.parametrize("way", ["lost", "left", "closed", "failed", "nonsense", "noise"])
 async def test_a_stream_that_is_being_finished_early_is_aborted_whatever_comes_then(
-    coordinator: ScriptedCoordinator, recorder: Recorder, way: str
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, recorder: Recorder, way: str
 ) -> None:
     coordinator.answers_aborts = False
     async with trio.open_nursery() as nursery:
@@ -317,7 +323,7 @@ async def test_a_stream_that_is_being_finished_early_is_aborted_whatever_comes_t
 
 @pytest.mark.parametrize("is_stream", [True, False])
 async def test_a_reply_that_nobody_reads_counts_as_finished(
-    coordinator: ScriptedCoordinator, recorder: Recorder, *, is_stream: bool
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, recorder: Recorder, *, is_stream: bool
 ) -> None:
     async with open_client(coordinator.address, instruments=[recorder]) as client:
         block: Any = client.stream("hi", LONG) if is_stream else client.open_group()
@@ -335,7 +341,7 @@ async def test_a_reply_that_nobody_reads_counts_as_finished(
 
 
 async def test_a_reply_in_too_many_frames_is_a_failure(
-    coordinator: ScriptedCoordinator, recorder: Recorder
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, recorder: Recorder
 ) -> None:
     async with open_client(coordinator.address, instruments=[recorder]) as client:
         async with client.open_group() as group:
@@ -356,7 +362,10 @@ async def test_a_reply_in_too_many_frames_is_a_failure(
 
 
 async def test_a_stream_that_grows_without_a_reader_is_told_of_as_failed(
-    coordinator: ScriptedCoordinator, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+    autojump_clock: Clock,
+    coordinator: ScriptedCoordinator,
+    recorder: Recorder,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("trio_infer.reception.MAX_UNREAD_BYTES", 1)
     async with open_client(coordinator.address, instruments=[recorder]) as client:
@@ -369,7 +378,7 @@ async def test_a_stream_that_grows_without_a_reader_is_told_of_as_failed(
 
 
 async def test_what_is_told_says_what_was_asked_when_and_how_much_came(
-    coordinator: ScriptedCoordinator, recorder: Recorder
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, recorder: Recorder
 ) -> None:
     async with open_client(coordinator.address, max_in_flight=1, instruments=[recorder]) as client:
         async with trio.open_nursery() as nursery:
@@ -407,7 +416,7 @@ async def test_what_is_told_says_what_was_asked_when_and_how_much_came(
 
 
 async def test_what_is_told_holds_where_replies_stay_dicts(
-    coordinator: ScriptedCoordinator, recorder: Recorder
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, recorder: Recorder
 ) -> None:
     async with open_client(
         coordinator.address, deserialize=False, instruments=[recorder]
@@ -422,7 +431,7 @@ async def test_what_is_told_holds_where_replies_stay_dicts(
 
 
 async def test_an_error_says_its_name_and_its_reason(
-    coordinator: ScriptedCoordinator, recorder: Recorder
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, recorder: Recorder
 ) -> None:
     async with open_client(coordinator.address, instruments=[recorder]) as client:
         async with client.open_group() as group:
@@ -443,7 +452,7 @@ async def test_an_error_says_its_name_and_its_reason(
 
 @pytest.mark.parametrize("prompt", ["hi", "x" * HEAVY_BYTES])
 async def test_a_request_that_is_left_before_its_turn_is_told_of(
-    coordinator: ScriptedCoordinator, recorder: Recorder, prompt: str
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, recorder: Recorder, prompt: str
 ) -> None:
     async with open_client(coordinator.address, max_in_flight=1, instruments=[recorder]) as client:
         async with client.stream("hi", LONG):
@@ -458,7 +467,7 @@ async def test_a_request_that_is_left_before_its_turn_is_told_of(
 
 
 async def test_what_cannot_be_handed_over_at_once_is_not_told_of(
-    coordinator: ScriptedCoordinator, recorder: Recorder
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, recorder: Recorder
 ) -> None:
     async with open_client(coordinator.address, max_in_flight=1, instruments=[recorder]) as client:
         async with client.open_group() as group:
@@ -470,7 +479,7 @@ async def test_what_cannot_be_handed_over_at_once_is_not_told_of(
 
 
 async def test_a_submission_is_told_in_the_context_of_whoever_made_it(
-    coordinator: ScriptedCoordinator, recorder: Recorder
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, recorder: Recorder
 ) -> None:
     async def run(name: str, ask: Any) -> None:
         context_of_caller.set(name)
@@ -490,7 +499,7 @@ async def test_a_submission_is_told_in_the_context_of_whoever_made_it(
 
 
 async def test_signals_and_releases_are_told_when_they_are_sent(
-    coordinator: ScriptedCoordinator, recorder: Recorder
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, recorder: Recorder
 ) -> None:
     async with open_client(coordinator.address, instruments=[recorder]) as client:
         client.engines.pause()
@@ -509,7 +518,7 @@ async def test_signals_and_releases_are_told_when_they_are_sent(
 
 
 async def test_a_signal_that_is_owed_is_told_when_it_goes_out(
-    coordinator: ScriptedCoordinator, recorder: Recorder
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, recorder: Recorder
 ) -> None:
     confirmed = trio.lowlevel.checkpoint
     async with open_client(coordinator.address, instruments=[recorder]) as client:
@@ -523,7 +532,7 @@ async def test_a_signal_that_is_owed_is_told_when_it_goes_out(
 
 
 async def test_a_connection_that_comes_up_is_told_of_as_lost_once(
-    coordinator: ScriptedCoordinator, recorder: Recorder
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, recorder: Recorder
 ) -> None:
     async with open_client(coordinator.address, instruments=[recorder]):
         coordinator.close()
@@ -563,9 +572,11 @@ for _name in HOOKS:  # overridden, as far as a look at the class can tell
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 @pytest.mark.parametrize("hook", HOOKS)
 async def test_an_instrument_that_raises_is_switched_off_and_disturbs_nobody(
+    autojump_clock: Clock,
     coordinator: ScriptedCoordinator,
     recorder: Recorder,
     caplog: pytest.LogCaptureFixture,
+    *,
     hook: str,
     error: Any,
 ) -> None:
@@ -632,7 +643,7 @@ async def use(coordinator: ScriptedCoordinator, client: InferenceClient) -> None
 
 
 async def test_without_instruments_nothing_is_made_for_them(
-    coordinator: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str] = []
     for name in ("ObservedRequest", "RequestMoment", "RequestEnding", "ConnectionChange"):
@@ -646,7 +657,7 @@ async def test_without_instruments_nothing_is_made_for_them(
 
 
 async def test_of_what_nobody_listens_to_nothing_is_made(
-    coordinator: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Signals:
         def __init__(self) -> None:
@@ -667,6 +678,7 @@ async def test_of_what_nobody_listens_to_nothing_is_made(
 
 
 async def test_nothing_is_kept_of_requests_that_have_ended(
+    autojump_clock: Clock,
     coordinator: ScriptedCoordinator,
 ) -> None:
     class Silent(Instrument):
@@ -686,7 +698,10 @@ async def test_nothing_is_kept_of_requests_that_have_ended(
 
 
 async def test_the_log_has_a_line_for_each_event(
-    coordinator: ScriptedCoordinator, recorder: Recorder, caplog: pytest.LogCaptureFixture
+    autojump_clock: Clock,
+    coordinator: ScriptedCoordinator,
+    recorder: Recorder,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.DEBUG, "trio_infer.telemetry")
     async with open_client(
@@ -736,7 +751,7 @@ async def test_the_log_has_a_line_for_each_event(
 
 
 async def test_the_log_has_the_levels_that_are_wanted(
-    coordinator: ScriptedCoordinator, caplog: pytest.LogCaptureFixture
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, caplog: pytest.LogCaptureFixture
 ) -> None:
     logger = logging.getLogger("of.mine")
     caplog.set_level(logging.INFO, "of.mine")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pytest
 import trio
+import trio.testing
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tests.peers import ScriptedCoordinator
+
+Clock = trio.testing.MockClock
 
 DURATION = "gen_ai.client.operation.duration"
 FIRST_CHUNK = "gen_ai.client.operation.time_to_first_chunk"
@@ -84,7 +87,7 @@ def seconds(span: ReadableSpan) -> float:
 
 
 async def test_a_stream_is_a_client_span_that_says_what_was_asked_and_what_came(
-    coordinator: ScriptedCoordinator, collected: Collected
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, collected: Collected
 ) -> None:
     instrument = collected.instrument(model="nemotron")
     async with open_client(coordinator.address, instruments=[instrument]) as client:
@@ -114,7 +117,7 @@ async def test_a_stream_is_a_client_span_that_says_what_was_asked_and_what_came(
 
 
 async def test_sampling_parameters_are_said_where_the_conventions_have_names(
-    coordinator: ScriptedCoordinator, collected: Collected
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, collected: Collected
 ) -> None:
     asked = SamplingParams(temperature=0.5, top_p=0.25, stop_words=["end"])
     async with open_client(coordinator.address, instruments=[collected.instrument()]) as client:
@@ -134,7 +137,7 @@ async def test_sampling_parameters_are_said_where_the_conventions_have_names(
 
 @pytest.mark.parametrize("way", ["generate", "stream", "group", "group nowait"])
 async def test_the_parent_is_the_span_of_the_task_that_made_the_request(
-    coordinator: ScriptedCoordinator, collected: Collected, way: str
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, collected: Collected, way: str
 ) -> None:
     parents: dict[str, int] = {}
 
@@ -168,7 +171,7 @@ async def test_the_parent_is_the_span_of_the_task_that_made_the_request(
 
 
 async def test_each_way_to_end_is_a_finished_span_and_only_faults_are_errors(
-    coordinator: ScriptedCoordinator, collected: Collected
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, collected: Collected
 ) -> None:
     instrument = collected.instrument()
     async with open_client(
@@ -194,7 +197,7 @@ async def test_each_way_to_end_is_a_finished_span_and_only_faults_are_errors(
 
 
 async def test_the_metrics_are_those_of_the_conventions(
-    coordinator: ScriptedCoordinator, collected: Collected
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, collected: Collected
 ) -> None:
     async with open_client(
         coordinator.address, instruments=[collected.instrument(model="m", provider="p")]
@@ -225,7 +228,7 @@ async def test_the_metrics_are_those_of_the_conventions(
 
 
 async def test_cancelled_requests_are_measured_like_others(
-    coordinator: ScriptedCoordinator, collected: Collected
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, collected: Collected
 ) -> None:
     async with open_client(
         coordinator.address, max_in_flight=1, instruments=[collected.instrument()]
@@ -250,7 +253,7 @@ async def test_cancelled_requests_are_measured_like_others(
 
 
 async def test_an_instrument_of_two_clients_keeps_their_requests_apart(
-    coordinator: ScriptedCoordinator, collected: Collected
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, collected: Collected
 ) -> None:
     instruments = [collected.instrument()]
     async with open_client(coordinator.address, instruments=instruments) as one:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import trio
+import trio.testing
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -17,6 +18,8 @@ from trio_infer.telemetry import PrometheusInstrument
 
 if TYPE_CHECKING:
     from tests.peers import ScriptedCoordinator
+
+Clock = trio.testing.MockClock
 
 
 @pytest.fixture
@@ -41,7 +44,7 @@ def read(registry: CollectorRegistry, address: str) -> dict[str, float]:
 
 
 async def test_each_way_to_end_is_counted_cancelled_ones_like_others(
-    coordinator: ScriptedCoordinator, registry: CollectorRegistry
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, registry: CollectorRegistry
 ) -> None:
     instrument = PrometheusInstrument(registry)
     async with open_client(
@@ -85,7 +88,7 @@ async def test_each_way_to_end_is_counted_cancelled_ones_like_others(
 
 
 async def test_a_stream_is_measured_by_its_deltas(
-    coordinator: ScriptedCoordinator, registry: CollectorRegistry
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, registry: CollectorRegistry
 ) -> None:
     instrument = PrometheusInstrument(registry)
     async with open_client(coordinator.address, instruments=[instrument]) as client:
@@ -103,7 +106,7 @@ async def test_a_stream_is_measured_by_its_deltas(
 
 
 async def test_what_runs_and_what_waits_shows_while_it_does(
-    coordinator: ScriptedCoordinator, registry: CollectorRegistry
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, registry: CollectorRegistry
 ) -> None:
     def gauges() -> tuple[float, ...]:
         said = read(registry, coordinator.address)
