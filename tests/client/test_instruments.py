@@ -17,7 +17,7 @@ import trio
 import trio.testing
 
 from tests.peers import Received, ScriptedCoordinator, scripted_coordinator
-from tests.stepping import cancelled_at_each_step
+from tests.stepping import Moment, run_at_each_step
 from tests.waiting import until
 from trio_infer import (
     GenerateRequest,
@@ -45,6 +45,7 @@ Clock = trio.testing.MockClock
 
 ENDS = ("request_finished", "request_aborted", "request_failed", "request_lost")
 LONG = SamplingParams(num_tokens_to_generate=100_000)
+SHORT = SamplingParams(num_tokens_to_generate=5, top_k=1)
 KEPT = {"disaggregated_params": {"request_id": 7, "block_ids": [3], "kv_meta": {}}}
 MEMORY = "memory://*"
 
@@ -120,40 +121,40 @@ def recorder() -> Recorder:
 # Ways to ask: each waits for the end, and lets whatever it ends in come out
 
 
-async def by_generate(client: InferenceClient) -> None:
-    await client.generate([1, 2, 3], LONG)
+async def by_generate(client: InferenceClient, params: SamplingParams = LONG) -> None:
+    await client.generate([1, 2, 3], params)
 
 
-async def by_stream(client: InferenceClient) -> None:
-    async with client.stream([1, 2, 3], LONG) as stream:
+async def by_stream(client: InferenceClient, params: SamplingParams = LONG) -> None:
+    async with client.stream([1, 2, 3], params) as stream:
         async for _ in stream:
             pass
 
 
-async def by_result(client: InferenceClient) -> None:
-    async with client.stream([1, 2, 3], LONG) as stream:
+async def by_result(client: InferenceClient, params: SamplingParams = LONG) -> None:
+    async with client.stream([1, 2, 3], params) as stream:
         await stream.result()
 
 
-async def by_group(client: InferenceClient) -> None:
+async def by_group(client: InferenceClient, params: SamplingParams = LONG) -> None:
     async with client.open_group() as group:
-        await group.submit(GenerateRequest([1, 2, 3], LONG))
+        await group.submit(GenerateRequest([1, 2, 3], params))
         (await group.outcomes.receive()).unwrap()
 
 
-async def by_group_nowait(client: InferenceClient) -> None:
+async def by_group_nowait(client: InferenceClient, params: SamplingParams = LONG) -> None:
     async with client.open_group() as group:
-        group.submit_nowait(GenerateRequest([1, 2, 3], LONG))
+        group.submit_nowait(GenerateRequest([1, 2, 3], params))
         (await group.outcomes.receive()).unwrap()
 
 
-async def by_prefill(client: InferenceClient) -> None:
-    async with client.prefill([1, 2, 3], LONG):
+async def by_prefill(client: InferenceClient, params: SamplingParams = LONG) -> None:
+    async with client.prefill([1, 2, 3], params):
         pass
 
 
-async def by_deadline(client: InferenceClient) -> None:
-    await generate_within(client, math.inf, [1, 2, 3], LONG)
+async def by_deadline(client: InferenceClient, params: SamplingParams = LONG) -> None:
+    await generate_within(client, math.inf, [1, 2, 3], params)
 
 
 WAYS = [by_generate, by_stream, by_result, by_group, by_group_nowait, by_prefill, by_deadline]
@@ -252,27 +253,24 @@ async def test_a_request_is_told_of_whose_client_is_closed(
 
 
 @every_way
-async def test_a_request_cancelled_at_any_step_is_told_of_once(
-    autojump_clock: Clock, ask: Any
-) -> None:
-    async with open_coordinator(bind=MEMORY) as coordinator:
+def test_a_request_cancelled_at_any_step_is_told_of_once(ask: Any) -> None:
+    aborted = 0
+
+    async def rehearse(moment: Moment) -> None:
+        nonlocal aborted
         recorder = Recorder()
-        address = coordinator.address
-        short = SamplingParams(num_tokens_to_generate=5, top_k=1)
-        async with open_client(address, instruments=[recorder]) as client:
+        async with (
+            open_coordinator(bind=MEMORY) as coordinator,
+            open_client(coordinator.address, instruments=[recorder]) as client,
+        ):
+            await moment.cancel(partial(ask, client, SHORT))
+            await until(lambda: not client.statistics().aborting)
+            recorder.check()
+            assert recorder.counts() == counted(client)
+        aborted += len(recorder.of("request_aborted"))
 
-            async def make() -> None:
-                with pytest.MonkeyPatch.context() as patch:
-                    patch.setitem(globals(), "LONG", short)
-                    await ask(client)
-
-            async def check() -> None:
-                await until(lambda: not client.statistics().aborting)
-                recorder.check()
-                assert recorder.counts() == counted(client)
-
-            assert await cancelled_at_each_step(make, check) > 1
-        assert recorder.hooks.count("request_aborted") or ask is by_group_nowait
+    assert run_at_each_step(rehearse) > 1
+    assert aborted or ask is by_group_nowait
 
 
 @pytest.mark.parametrize("end_early", [True, False])

@@ -156,9 +156,7 @@ class Member(Generic[ResultT]):
         arrived = Assembler(deserialize=self._deserialize)
         try:
             fields = self._unpacked()
-            completion: ResultT = conclude(
-                self._exchange, arrived, fields, known, self.observation
-            )
+            completion: ResultT = conclude(self._exchange, arrived, fields, known, self.observation)
         except MalformedMessage as error:
             self._exchange.fail(self.request_id, error, finished=True, heir=None)
             broken = RemoteProtocolError(str(error))
