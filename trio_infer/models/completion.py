@@ -137,7 +137,7 @@ class Completion:
     kv_handoff: KVHandoff | None = None
     payload_offloaded: bool | None = None
     extra: Mapping[str, Any] = attrs.field(factory=dict)
-    _dtypes: Mapping[str, str] = attrs.field(factory=dict, repr=False, eq=False)
+    _routing_dtype: str | None = attrs.field(default=None, repr=False, eq=False)
 
     @property
     def oldest_epoch(self) -> int | None:
@@ -209,7 +209,7 @@ class Completion:
         if values is None:
             msg = f"this completion has no {name}: it was not asked for, or the engine has none"
             raise ValueError(msg)
-        dtype = np.dtype(ARRAYS[name] or self._dtypes.get(name) or "int64")
+        dtype = np.dtype(ARRAYS[name] or self._routing_dtype or "int64")
         try:
             array = np.asarray(values)
             fits = array.size == 0 or (

@@ -6,7 +6,7 @@ contradicts them is refused.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
@@ -21,21 +21,20 @@ from .conversion import (
 )
 from .detokenizing import Detokenizer
 from .packing import Frame, MalformedMessage, unpack_map
-from .structuring import structure
+from .structuring import Wanted, floats, ints, structure, top_n
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Assembler", "PartialResult"]
+__all__ = ["Assembler"]
 
 
-@attrs.frozen
-class PartialResult:
-    """The fields of a partial result that a delta is made of, checked."""
-
-    new_tokens: list[int]
-    new_log_probs: list[float] | None = None
-    new_top_n_logprobs: list[dict[str, float]] | None = None
+_PARTIAL_RESULT: Final[Mapping[str, Wanted]] = {
+    "new_tokens": ints,
+    "new_log_probs": floats,
+    "new_top_n_logprobs": top_n,
+}
+"""The fields of a partial result that a delta is made of."""
 
 
 @attrs.define(eq=False)
@@ -66,12 +65,17 @@ class Assembler:
 
     def add_partial_fields(self, fields: Mapping[str, Any]) -> None:
         """As `add_partial`, of a body that is unpacked already."""
-        partial: PartialResult = structure(fields, PartialResult)
-        count = len(partial.new_tokens)
-        log_probs = partial.new_log_probs or []
-        top_n = _aligned(partial.new_top_n_logprobs or [], log_probs, count)
-        self._check(count, log_probs, top_n)
-        self._append(partial.new_tokens, log_probs, top_n)
+        partial, _ = structure(fields, _PARTIAL_RESULT)
+        tokens = partial.get("new_tokens")
+        if tokens is None:
+            msg = "a partial result without new_tokens"
+            raise MalformedMessage(msg)
+        log_probs = partial.get("new_log_probs", [])
+        entries = partial.get("new_top_n_logprobs", [])
+        if entries:
+            entries = _aligned(entries, log_probs, len(tokens))
+        self._check(len(tokens), log_probs, entries)
+        self._append(tokens, log_probs, entries)
 
     def finish(self, body: Frame, known: Known) -> Any:
         """Takes in the final reply.
@@ -92,32 +96,21 @@ class Assembler:
 
     def finish_fields(self, fields: dict[str, Any], known: Known) -> Any:
         """As `finish`, of a body that is unpacked already."""
-        if self.deserialize:
-            completion = to_completion(fields, known)
-            if completion.finish_reason == "error":
-                raise request_failed(completion)
-            self._add_rest(completion)
-            return completion
-        generated = generated_of(fields)
-        if generated.failed:
-            raise request_failed(to_failed_completion(fields, known))
-        self._add_rest(generated)
-        return fields | {"latency": known.latency}
-
-    def _add_rest(self, whole: Completion | Generated) -> None:
-        """Takes in what the whole request has beyond what came before."""
-        seen = len(self.tokens)
-        tokens = whole.generated_tokens or []
-        log_probs = whole.generated_log_probs or []
-        top_n = whole.generated_top_n_logprobs or []
+        whole = _whole(fields, known, deserialize=self.deserialize)
+        seen, tokens = len(self.tokens), whole.generated_tokens
         if tokens[:seen] != self.tokens:
             msg = "a final reply whose tokens contradict the partial results before it"
             raise MalformedMessage(msg)
+        log_probs = whole.generated_log_probs or []
+        top_n = whole.generated_top_n_logprobs or []
         self._check(len(tokens), log_probs, top_n)
         self._append(tokens[seen:], log_probs[seen:], top_n[seen:])
+        return _result(whole, fields, known)
 
     def _check(self, count: int, log_probs: list[float], top_n: list[dict[str, float]]) -> None:
         """Log probs come for each of ``count`` tokens or for none, as they did before."""
+        if not (log_probs or top_n or self._log_probs or self._top_n):
+            return
         for name, values, before in (
             ("log probs", log_probs, self._log_probs),
             ("top-n log probs", top_n, self._top_n),
@@ -168,6 +161,23 @@ class Assembler:
             self._top_n[start:] or None,
             text,
         )
+
+
+def _whole(fields: Mapping[str, Any], known: Known, *, deserialize: bool) -> Completion | Generated:
+    """What a final reply says was generated. Raises as `Assembler.finish` does."""
+    if deserialize:
+        completion = to_completion(fields, known)
+        if completion.finish_reason == "error":
+            raise request_failed(completion)
+        return completion
+    generated = generated_of(fields)
+    if generated.failed:
+        raise request_failed(to_failed_completion(fields, known))
+    return generated
+
+
+def _result(whole: Completion | Generated, fields: dict[str, Any], known: Known) -> Any:
+    return whole if isinstance(whole, Completion) else fields | {"latency": known.latency}
 
 
 def _aligned(

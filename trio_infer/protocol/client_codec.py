@@ -27,7 +27,8 @@ HEAD_BYTES: Final = 32
 
 _NOTHING: Final = pack(None)
 
-_REPLIES: Final = frozenset({Kind.ENGINE_REPLY_PARTIAL, Kind.ENGINE_REPLY})
+_PARTIAL: Final = Kind.ENGINE_REPLY_PARTIAL
+_FINAL: Final = Kind.ENGINE_REPLY
 
 _SHAPES: Final = {True: (1, 2), False: (2, 1)}
 """How many fields a reply has behind its header number, and how many frames; multipart or not."""
@@ -134,23 +135,20 @@ class ClientCodec:
         dialect = self.dialect
         read_head = _metadata_head if dialect.is_multipart else _inner_head
         kind, length, first, end = read_head(dialect, frames[0])
-        if (
-            kind in _REPLIES
-            and is_id(first)
-            and (length, len(frames)) == (_SHAPES[dialect.is_multipart])
-        ):
+        is_reply = kind is _FINAL or kind is _PARTIAL
+        if is_reply and is_id(first) and (length, len(frames)) == _SHAPES[dialect.is_multipart]:
             return ServerMessage(kind, first, frames[1] if length == 1 else frames[0][end:])
         if kind is Kind.CONNECT_ACK:
             if length or len(frames) != 1 or end != len(frames[0]):
                 msg = "a CONNECT_ACK that carries something"
                 raise MalformedMessage(msg)
             return ServerMessage(kind)
-        if kind not in _REPLIES:
+        if not is_reply:
             msg = f"{kind.name} is nothing that a coordinator sends to a client"
             raise MalformedMessage(msg)
         msg = f"{kind.name} with {length} fields and {len(frames)} frames"
         request_id = first if is_id(first) else None
-        is_final = kind is Kind.ENGINE_REPLY
+        is_final = kind is _FINAL
         raise MalformedMessage(msg, request_id=request_id, is_final=is_final)
 
 

@@ -1,8 +1,4 @@
-"""Finished requests, as they come off the wire, to what the caller gets.
-
-Arrays travel as ``["tensor", nested list]`` or ``["ndarray", {"data", "dtype"}]``, in the fields
-that hold arrays and in no other: a list of two strings elsewhere is just that.
-"""
+"""Finished requests, as they come off the wire, to what the caller gets."""
 
 from __future__ import annotations
 
@@ -12,13 +8,25 @@ from typing import Any, Final, Literal
 import attrs
 
 from ..errors import RequestFailed
-from ..models import Completion, EpochSpan, KVHandoff, RequestEvent
-from ..models.completion import ARRAYS
+from ..models import Completion, KVHandoff, RequestEvent
 from .packing import MalformedMessage
-from .structuring import structure, wrong_type
+from .structuring import (
+    Wanted,
+    array,
+    array_of,
+    epoch_spans,
+    events,
+    floats,
+    ints,
+    kv_handoff,
+    named_map,
+    structure,
+    top_n,
+    unwrapped,
+)
 
 __all__ = [
-    "FinishedRequest",
+    "FINISHED_REQUEST",
     "Generated",
     "Known",
     "generated_of",
@@ -29,6 +37,44 @@ __all__ = [
 ]
 
 _FAILED: Final = "FAILED"
+
+GENERATED: Final[Mapping[str, Wanted]] = {
+    "status": str,
+    "generated_tokens": array_of(ints),
+    "generated_log_probs": array_of(floats),
+    "generated_top_n_logprobs": top_n,
+}
+"""The fields of a finished request that deltas are made of."""
+
+_PER_TOKEN: Final = ("generated_log_probs", "generated_top_n_logprobs")
+_HANDOFF: Final = "disaggregated_params"
+
+FINISHED_REQUEST: Final[Mapping[str, Wanted]] = {
+    **GENERATED,
+    "request_id": int,
+    "uid": str,
+    "prompt": str,
+    "prompt_tokens": array_of(ints),
+    "prompt_length": int,
+    "generated_text": str,
+    "generated_length": int,
+    "prompt_log_probs": array_of(floats),
+    "prompt_top_n_logprobs": top_n,
+    "ttft": float,
+    "tpot": array_of(floats),
+    "events": events,
+    "sampling_params": named_map,
+    "policy_epoch": epoch_spans,
+    "kv_cache_epoch": epoch_spans,
+    "num_cached_tokens": int,
+    "routing_indices": array_of(array),
+    _HANDOFF: kv_handoff,
+    "payload_offloaded": bool,
+}
+"""Those that `Completion` knows; the rest is its ``extra``."""
+
+_FAILURE: Final = {"events": events, **GENERATED}
+"""What a failure has to say, whatever else a newer release may have changed."""
 
 
 @attrs.frozen(kw_only=True)
@@ -50,12 +96,12 @@ class Known:
     aborted: bool
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Generated:
-    """The fields of a finished request that deltas are made of, checked."""
+    """What a finished request has generated, as far as deltas need it, and how it ended."""
 
     status: str
-    generated_tokens: list[int] | None = None
+    generated_tokens: list[int] = attrs.field(factory=list)
     generated_log_probs: list[float] | None = None
     generated_top_n_logprobs: list[dict[str, float]] | None = None
 
@@ -65,76 +111,19 @@ class Generated:
         return self.status == _FAILED
 
 
-@attrs.frozen(kw_only=True)
-class FinishedRequest(Generated):
-    """The fields of a finished request that `Completion` knows, checked; the rest is ``extra``."""
-
-    request_id: int | None = None
-    uid: str | None = None
-    prompt: str | None = None
-    prompt_tokens: list[int] | None = None
-    prompt_length: int | None = None
-    generated_text: str | None = None
-    generated_length: int | None = None
-    prompt_log_probs: list[float] | None = None
-    prompt_top_n_logprobs: list[dict[str, float]] | None = None
-    ttft: float | None = None
-    tpot: list[float] | None = None
-    events: tuple[RequestEvent, ...] | None = None
-    sampling_params: dict[str, Any] | None = None
-    policy_epoch: tuple[EpochSpan, ...] | None = None
-    kv_cache_epoch: tuple[EpochSpan, ...] | None = None
-    num_cached_tokens: int | None = None
-    routing_indices: list[Any] | None = None
-    disaggregated_params: KVHandoff | None = None
-    payload_offloaded: bool | None = None
-
-
-_KNOWN: Final = frozenset(field.name for field in attrs.fields(FinishedRequest))
-_NOT_EXTRA: Final = _KNOWN | {"remaining_prompt_tokens"}  # which repeats the whole prompt
-_PER_TOKEN: Final = ("generated_log_probs", "generated_top_n_logprobs")
-_PASSED_ON: Final = _KNOWN - {
-    *("request_id", "generated_tokens", "generated_length", "events", "disaggregated_params"),
-}
-
-
-_DTYPES: Final = frozenset(
-    {"bool", "float16", "float32", "float64"}
-    | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
-)
-
-
-def _unwrapped(value: Any) -> tuple[Any, str | None]:
-    """An array as nested lists, whichever way it was wrapped, and its dtype if that is told."""
-    if type(value) is list and len(value) == 2:  # noqa: PLR2004 - [tag, array]
-        tag, content = value
-        if tag == "tensor":
-            return content, None
-        if tag == "ndarray":
-            if type(content) is not dict or "data" not in content:
-                raise wrong_type(content, "a map with an ndarray's data")
-            dtype = content.get("dtype")
-            # A name of a number, and not what would have NumPy make records, or giants.
-            return content["data"], dtype if type(dtype) is str and dtype in _DTYPES else None
-    return value, None
-
-
-def _plain(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The fields with their arrays unwrapped and cut to length, and the dtypes that were told."""
-    plain = dict(fields)
-    dtypes: dict[str, str] = {}
-    for name in ARRAYS:
-        if name in plain:
-            plain[name], dtype = _unwrapped(plain[name])
-            if dtype is not None:
-                dtypes[name] = dtype
-    tokens = plain.get("generated_tokens") or []
+def _structure(
+    fields: Mapping[str, Any], wanted: Mapping[str, Wanted]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """As `structure`, of a finished request: its log probs are cut to its tokens."""
+    known, others = structure(fields, wanted)
+    if "status" not in known:
+        msg = "a finished request without a status"
+        raise MalformedMessage(msg)
     for name in _PER_TOKEN:
-        values = plain.get(name)
-        if type(values) is list and type(tokens) is list:
-            # Of a stop word that it took off again, the engine leaves some behind.
-            plain[name] = values[: len(tokens)]
-    return plain, dtypes
+        values = known.get(name)
+        if values:  # of a stop word that it took off again, the engine leaves some behind
+            known[name] = values[: len(known.get("generated_tokens", ()))]
+    return known, others
 
 
 def generated_of(fields: Mapping[str, Any]) -> Generated:
@@ -146,14 +135,7 @@ def generated_of(fields: Mapping[str, Any]) -> Generated:
     Raises:
         MalformedMessage: if it makes no sense.
     """
-    plain, _ = _plain(fields)
-    generated: Generated = structure(plain, Generated)
-    return generated
-
-
-@attrs.frozen
-class _HandedOff:
-    disaggregated_params: KVHandoff | None = None
+    return Generated(**_structure(fields, GENERATED)[0])
 
 
 def handoff_of(fields: Mapping[str, Any]) -> KVHandoff | None:
@@ -162,8 +144,9 @@ def handoff_of(fields: Mapping[str, Any]) -> KVHandoff | None:
     Raises:
         MalformedMessage: if it makes no sense.
     """
-    handed_off: _HandedOff = structure(fields, _HandedOff)
-    return handed_off.disaggregated_params
+    handoff: KVHandoff | None
+    handoff = structure(fields, {_HANDOFF: kv_handoff})[0].get(_HANDOFF)
+    return handoff
 
 
 def to_completion(fields: Mapping[str, Any], known: Known) -> Completion:
@@ -176,34 +159,24 @@ def to_completion(fields: Mapping[str, Any], known: Known) -> Completion:
     Raises:
         MalformedMessage: if the body makes no sense.
     """
-    plain, dtypes = _plain(fields)
-    finished: FinishedRequest = structure(plain, FinishedRequest)
-    if finished.prompt_length is None and finished.prompt_tokens is not None:  # before 0.19
-        finished = attrs.evolve(finished, prompt_length=len(finished.prompt_tokens))
-    tokens = finished.generated_tokens or []
-    length = len(tokens) if finished.generated_length is None else finished.generated_length
-    passed_on = {name: getattr(finished, name) for name in _PASSED_ON}
+    told, extra = _structure(fields, FINISHED_REQUEST)
+    extra.pop("remaining_prompt_tokens", None)  # repeats the whole prompt
+    if "prompt_length" not in told and "prompt_tokens" in told:  # before 0.19
+        told["prompt_length"] = len(told["prompt_tokens"])
+    tokens = told.setdefault("generated_tokens", [])
+    told.setdefault("generated_length", len(tokens))
+    routing_dtype = unwrapped(fields["routing_indices"])[1] if "routing_indices" in told else None
     return Completion(
         request_id=known.request_id,
-        engine_request_id=finished.request_id,
-        generated_tokens=tokens,
-        generated_length=length,
-        events=finished.events or (),
-        kv_handoff=finished.disaggregated_params,
+        engine_request_id=told.pop("request_id", None),
+        kv_handoff=told.pop(_HANDOFF, None),
         latency=known.latency,
         time_to_first_token=known.time_to_first_token,
-        finish_reason=_finish_reason(finished, length, known),
-        dtypes=dtypes,
-        extra={name: value for name, value in fields.items() if name not in _NOT_EXTRA},
-        **passed_on,
+        finish_reason=_finish_reason(told, known),
+        routing_dtype=routing_dtype,
+        extra=extra,
+        **told,
     )
-
-
-@attrs.frozen(kw_only=True)
-class _Failed(Generated):
-    """What a failure has to say, whatever else a newer release may have changed."""
-
-    events: tuple[RequestEvent, ...] | None = None
 
 
 def to_failed_completion(fields: Mapping[str, Any], known: Known) -> Completion:
@@ -215,36 +188,35 @@ def to_failed_completion(fields: Mapping[str, Any], known: Known) -> Completion:
     try:
         return to_completion(fields, known)
     except MalformedMessage:
-        plain, _ = _plain(fields)
-        failed: _Failed = structure(plain, _Failed)
-    tokens = failed.generated_tokens or []
+        told, _ = _structure(fields, _FAILURE)
+    tokens = told.get("generated_tokens", [])
     return Completion(
         request_id=known.request_id,
-        status=failed.status,
+        status=told["status"],
         generated_tokens=tokens,
         generated_length=len(tokens),
         finish_reason="error",
         latency=known.latency,
         time_to_first_token=known.time_to_first_token,
-        events=failed.events or (),
+        events=told.get("events", ()),
         extra=dict(fields),
     )
 
 
 def _finish_reason(
-    finished: FinishedRequest, length: int, known: Known
+    told: Mapping[str, Any], known: Known
 ) -> Literal["stop", "length", "abort", "error"]:
-    if finished.failed:
+    if told["status"] == _FAILED:
         return "error"
     if known.aborted:
         return "abort"
     # The engine cuts a budget that is too large for it, and echoes what it made of it.
-    budgets = (
-        _budget(params, finished.prompt_length)
-        for params in (known.asked, finished.sampling_params or {})
-    )
-    reached = any(budget is not None and length >= budget for budget in budgets)
-    return "length" if reached else "stop"
+    length, prompt_length = told["generated_length"], told.get("prompt_length")
+    for params in (known.asked, told.get("sampling_params")):
+        budget = None if params is None else _budget(params, prompt_length)
+        if budget is not None and length >= budget:
+            return "length"
+    return "stop"
 
 
 def _budget(sampling_params: Mapping[str, Any], prompt_length: int | None) -> int | None:

@@ -51,6 +51,8 @@ so that a thousand, each within the other and declared longer than what follows,
 """
 
 _CONTAINERS: Final = frozenset((list, dict))
+_BEGINNINGS: Final = bytes((*range(0x80, 0xA0), *range(0xDC, 0xE0)))
+_STR: Final = frozenset((str,))
 
 
 class MalformedMessage(ValueError):
@@ -71,7 +73,7 @@ class MalformedMessage(ValueError):
 
 def pack(value: object) -> bytes:
     """A value as the wire has it."""
-    packed: bytes = msgpack.packb(value, use_bin_type=True)
+    packed: bytes = msgpack.packb(value)
     return packed
 
 
@@ -96,18 +98,32 @@ def unpack(data: Frame) -> Any:
         MalformedMessage: they are no MessagePack, nested too deeply, or of too many lists and maps.
     """
     size = len(data)
-    hooks = _Allowance(size).hooks if size > MAX_CONTAINERS else {}
     try:
         if size > WALKED_BYTES:
             _walk(data)
-        value = msgpack.unpackb(data, raw=False, **hooks)
+        if size <= MAX_CONTAINERS:
+            value = msgpack.unpackb(data)
+        else:
+            value = msgpack.unpackb(data, **_Allowance(size).hooks)
     except MalformedMessage:
         raise
     except UNPACKING_ERRORS as error:
         raise no_messagepack(error) from None
-    if size > MAX_NESTING:  # each level takes a byte at least
+    if size > MAX_NESTING and _may_be_deep(data):
         check_nesting(value)
     return value
+
+
+def _may_be_deep(data: Frame) -> bool:
+    """Whether enough of the bytes could begin a list or a map: each level takes one at least.
+
+    Looking at that is soon done, and clears most replies; large ones, whose floats hold such bytes,
+    it does not.
+    """
+    if len(data) > WALKED_BYTES:
+        return True
+    others = bytes(data).translate(None, _BEGINNINGS)
+    return len(data) - len(others) > MAX_NESTING
 
 
 def _walk(data: Frame) -> None:
@@ -179,12 +195,12 @@ def check_nesting(value: Any) -> None:
     for _ in range(MAX_NESTING):
         if not level:
             return
-        level = [
-            child
-            for parent in level
-            for child in (parent.values() if type(parent) is dict else parent)
-            if type(child) in _CONTAINERS
-        ]
+        below: list[Any] = []
+        for parent in level:
+            children = parent.values() if type(parent) is dict else parent
+            if not _CONTAINERS.isdisjoint(map(type, children)):
+                below += [child for child in children if type(child) in _CONTAINERS]
+        level = below
     if level:
         raise MalformedMessage(TOO_DEEP)
 
@@ -207,7 +223,7 @@ def checked_map(value: Any) -> dict[str, Any]:
     if type(value) is not dict:
         msg = f"a map was expected, not {type(value).__name__}"
         raise MalformedMessage(msg)
-    if not all(type(key) is str for key in value):
+    if not _STR.issuperset(map(type, value)):
         msg = "a map with a key that is no string"
         raise MalformedMessage(msg)
     return value

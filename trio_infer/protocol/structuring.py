@@ -1,25 +1,40 @@
-"""Maps off the wire to typed objects. cattrs does it, with hooks that trust nothing.
+"""The fields of a peer's maps, checked one by one against what they should hold.
 
 Lists of numbers, which may hold a million of them, are checked rather than copied.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, Final, TypeAlias, get_args
+from typing import Any, Final, TypeAlias
 
-import cattrs
-
-from ..models import EpochSpan, KVHandoff
+from ..models import EpochSpan, KVHandoff, RequestEvent
 from ..models.packed import Packed
 from .packing import MalformedMessage
 from .wire import is_id
 
-__all__ = ["structure", "wrong_type"]
+__all__ = [
+    "Wanted",
+    "array",
+    "array_of",
+    "epoch_spans",
+    "events",
+    "floats",
+    "ints",
+    "kv_handoff",
+    "named_map",
+    "structure",
+    "top_n",
+    "unwrapped",
+    "wrong_type",
+]
 
-_Hook: TypeAlias = Callable[[Any, Any], Any]
+Wanted: TypeAlias = type | Callable[[Any], Any]
+"""What a field should hold: a plain type, or whatever a function lets pass, as it returns it."""
+
+_INT: Final = frozenset({int})
+_FLOAT: Final = frozenset({float})
+_STR: Final = frozenset({str})
 
 
 def wrong_type(value: object, expected: str) -> MalformedMessage:
@@ -27,122 +42,156 @@ def wrong_type(value: object, expected: str) -> MalformedMessage:
     return MalformedMessage(f"{expected} was expected, not {type(value).__name__}")
 
 
-def _just(kind: type) -> _Hook:
-    def hook(value: Any, _: Any) -> Any:
-        if type(value) is not kind:
+def structure(
+    fields: Mapping[str, Any], wanted: Mapping[str, Wanted]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The fields of a map that are wanted, checked, and all others, as they are.
+
+    One that is None is as one that is absent.
+
+    Raises:
+        MalformedMessage: a field does not hold what it should.
+    """
+    known: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for name, value in fields.items():
+        kind: Any = wanted.get(name)
+        if type(value) is kind:
+            known[name] = value
+        elif kind is None:
+            others[name] = value
+        elif value is not None:
+            known[name] = _checked(name, value, kind)
+    return known, others
+
+
+def _checked(name: str, value: Any, kind: Wanted) -> Any:
+    try:
+        if kind is float:
+            return _number(value)
+        if isinstance(kind, type):
             raise wrong_type(value, kind.__name__)
+        return kind(value)
+    except MalformedMessage as error:
+        msg = f"{name}: {error}"
+        raise MalformedMessage(msg) from None
+
+
+def _just(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise wrong_type(value, kind.__name__)
+    return value
+
+
+def _number(value: Any) -> float:
+    if type(value) is float:
         return value
-
-    return hook
-
-
-_text: Final = _just(str)
-_list: Final = _just(list)
-_map: Final = _just(dict)
-
-
-def _array(value: Any, _: Any) -> Any:
-    return value if type(value) is Packed else _list(value, list)
-
-
-def _number(value: Any, _: Any) -> float:
-    if type(value) not in (float, int):
+    if type(value) is not int:
         raise wrong_type(value, "a number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:  # MessagePack has none that large, but a list of 64 bits need not be it
+        raise wrong_type(value, "a number") from None
 
 
-def _ints(value: Any, _: Any) -> list[int]:
-    if type(value) is not list or not all(type(item) is int for item in value):
+def ints(value: Any) -> list[int]:
+    """A list of ints, itself."""
+    if type(value) is not list or not _INT.issuperset(map(type, value)):
         raise wrong_type(value, "a list of ints")
     return value
 
 
-def _floats(value: Any, _: Any) -> list[float]:
+def floats(value: Any) -> list[float]:
+    """A list of numbers, itself if all are floats."""
     if type(value) is not list:
         raise wrong_type(value, "a list of numbers")
-    if all(type(item) is float for item in value):
+    if _FLOAT.issuperset(map(type, value)):
         return value
-    return [_number(item, float) for item in value]
+    return [_number(item) for item in value]
 
 
-def _top_n(value: Any, _: Any) -> list[dict[str, float]]:
+def top_n(value: Any) -> list[dict[str, float]]:
+    """A list of numbers by names."""
     return [
-        {_text(key, str): _number(item, float) for key, item in _map(entry, dict).items()}
-        for entry in _list(value, list)
+        {key: _number(item) for key, item in named_map(entry).items()}
+        for entry in _just(value, list)
     ]
 
 
-def _named_map(value: Any, _: Any) -> dict[str, Any]:
-    return {_text(key, str): item for key, item in _map(value, dict).items()}
+def named_map(value: Any) -> dict[str, Any]:
+    """A map whose keys are strings, itself."""
+    if not _STR.issuperset(map(type, _just(value, dict))):
+        msg = "a map with a key that is no string"
+        raise MalformedMessage(msg)
+    named: dict[str, Any] = value
+    return named
 
 
-def _epoch_span(value: Any, _: Any) -> EpochSpan:
-    start_and_epoch = _ints(value, list[int])
+def events(value: Any) -> tuple[RequestEvent, ...]:
+    """What the engine noted."""
+    return tuple([_event(item) for item in _just(value, list)])
+
+
+def _event(value: Any) -> RequestEvent:
+    get = _just(value, dict).get
+    return RequestEvent(_number(get("timestamp")), _just(get("type"), str), get("payload"))
+
+
+def epoch_spans(value: Any) -> tuple[EpochSpan, ...]:
+    """From which token on which epoch held."""
+    return tuple([_epoch_span(item) for item in _just(value, list)])
+
+
+def _epoch_span(value: Any) -> EpochSpan:
+    start_and_epoch = ints(value)
     if len(start_and_epoch) != 2:  # noqa: PLR2004 - [token index, epoch]
         raise wrong_type(value, "a [token index, epoch]")
     return EpochSpan(*start_and_epoch)
 
 
-def _kv_handoff(value: Any, _: Any) -> KVHandoff:
-    handoff = _named_map(value, dict)
-    kv_meta, block_ids = handoff.get("kv_meta"), handoff.get("block_ids")
+def kv_handoff(value: Any) -> KVHandoff:
+    """The handle of a prefill."""
+    handoff = named_map(value)
     number: Any = handoff.get("request_id")
     if not is_id(number):
         raise wrong_type(number, "the number of a request")
-    return KVHandoff(_named_map(kv_meta, dict), _ints(block_ids, list[int]), number)
+    return KVHandoff(named_map(handoff.get("kv_meta")), ints(handoff.get("block_ids")), number)
 
 
-_HOOKS: Final[tuple[tuple[Any, _Hook], ...]] = (
-    (int, _just(int)),
-    (str, _text),
-    (bool, _just(bool)),
-    (float, _number),
-    (list[int], _ints),
-    (list[float], _floats),
-    (list[dict[str, float]], _top_n),
-    (dict[str, Any], _named_map),
-    (list[Any], _array),
-    (EpochSpan, _epoch_span),
-    (KVHandoff, _kv_handoff),
+def array(value: Any) -> Any:
+    """Nested lists, or such that are still packed."""
+    return value if type(value) is Packed else _just(value, list)
+
+
+def array_of(items: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """What lets an array pass, whichever way it is wrapped, that holds these items."""
+
+    def check(value: Any) -> Any:
+        return items(unwrapped(value)[0])
+
+    return check
+
+
+_DTYPES: Final = frozenset(
+    {"bool", "float16", "float32", "float64"}
+    | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 )
 
 
-def _make_converter() -> cattrs.Converter:
-    converter = cattrs.Converter(detailed_validation=False)
-    for annotation, hook in _HOOKS:
-        if isinstance(annotation, type) and not get_args(annotation):
-            converter.register_structure_hook(annotation, hook)
-        else:
-            converter.register_structure_hook_func(partial(operator.eq, annotation), hook)
-    return converter
+def unwrapped(value: Any) -> tuple[Any, str | None]:
+    """An array as nested lists, whichever way it was wrapped, and its dtype if that is told.
 
-
-_converter: Final = _make_converter()
-
-_NONSENSE: Final = (
-    cattrs.BaseValidationError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    TypeError,
-    ValueError,
-)
-
-
-def structure(fields: Mapping[str, Any], into: Any) -> Any:
-    """What a map of a peer's says, checked and typed.
-
-    Args:
-        fields: the map.
-        into: an attrs class.
-
-    Raises:
-        MalformedMessage: if a field has a wrong type, or a required one is missing.
+    Arrays travel as ``["tensor", nested list]`` or ``["ndarray", {"data", "dtype"}]``, in the
+    fields that hold arrays and in no other: a list of two strings elsewhere is just that.
     """
-    try:
-        return _converter.structure(fields, into)
-    except MalformedMessage:
-        raise
-    except _NONSENSE as error:
-        msg = f"a body that makes no sense: {type(error).__name__} {error!s:.200}"
-        raise MalformedMessage(msg) from None
+    if type(value) is list and len(value) == 2:  # noqa: PLR2004 - [tag, array]
+        tag, content = value
+        if tag == "tensor":
+            return content, None
+        if tag == "ndarray":
+            if type(content) is not dict or "data" not in content:
+                raise wrong_type(content, "a map with an ndarray's data")
+            dtype = content.get("dtype")
+            # A name of a number, and not what would have NumPy make records, or giants.
+            return content["data"], dtype if type(dtype) is str and dtype in _DTYPES else None
+    return value, None

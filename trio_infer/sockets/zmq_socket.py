@@ -30,6 +30,10 @@ __all__ = ["NotConnected", "ZmqSocket"]
 MAX_FRAMES: Final = 64
 """Frames of one message that are kept; no message has more than a handful."""
 
+NOBLOCK: Final = int(zmq.NOBLOCK)
+MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
+POLLIN: Final = int(zmq.POLLIN)
+
 SKIPPED_AT_ONCE: Final = 256
 """So many of the frames behind them are thrown away before other tasks may have their turn."""
 
@@ -64,6 +68,7 @@ class ZmqSocket(Draining):
     def __init__(self, socket_type: int, *, link: Link, context: ZmqContext) -> None:
         super().__init__()
         self._parked = False
+        self._looked = False
         self._has_rest = False
         try:
             self._zmq = context.socket(socket_type)
@@ -75,6 +80,9 @@ class ZmqSocket(Draining):
         except BaseException:
             self._zmq.close(0)
             raise
+        # What zmq.Socket adds to these two costs more than they do.
+        self._send_frame = super(zmq.Socket, self._zmq).send
+        self._receive_frame = super(zmq.Socket, self._zmq).recv
         self._fd = int(self._zmq.get(zmq.FD))
         self._monitor: zmq.Socket[bytes] | None = None
         self._bound: str | None = None
@@ -126,9 +134,14 @@ class ZmqSocket(Draining):
             RuntimeError: in another thread or process than the socket's own.
         """
         self._check()
+        send_frame, last = self._send_frame, len(frames) - 1
         try:
-            copy = all(len(frame) < COPY_SENT_BELOW for frame in frames)
-            self._zmq.send_multipart(frames, zmq.NOBLOCK, copy=copy)
+            for index, frame in enumerate(frames):
+                flags = NOBLOCK if index == last else MORE
+                if len(frame) < COPY_SENT_BELOW:
+                    send_frame(frame, flags)
+                else:
+                    send_frame(frame, flags, copy=False)
         except zmq.Again:
             raise NotConnected from None
         except zmq.ZMQError as error:
@@ -136,10 +149,11 @@ class ZmqSocket(Draining):
                 raise
             raise NotConnected from None
         finally:
-            self._look()
+            if self._parked:
+                self._look()
 
     async def _wait_arrival(self) -> None:  # noqa: ASYNC910 - woken by hand is woken
-        self._parked = True
+        self._parked, self._looked = True, False
         try:
             await trio.lowlevel.wait_readable(self._fd)
         except trio.ClosedResourceError:
@@ -155,14 +169,16 @@ class ZmqSocket(Draining):
             self._skip_rest()
             return []
         try:
-            frame = self._zmq.recv(zmq.NOBLOCK, copy=False)
+            frame = self._receive_frame(NOBLOCK, copy=False)
         except zmq.Again:
             return None
         frames = [_content(frame)]
-        while frame.more and len(frames) < MAX_FRAMES:
-            frame = self._zmq.recv(copy=False)
+        while frame.more:
+            if len(frames) == MAX_FRAMES:
+                self._has_rest = True
+                break
+            frame = self._receive_frame(NOBLOCK, copy=False)
             frames.append(_content(frame))
-        self._has_rest = frame.more
         return frames
 
     def _skip_rest(self) -> None:
@@ -243,10 +259,16 @@ class ZmqSocket(Draining):
         monitor.close(0)
 
     def _look(self) -> None:
-        """Wakes the reader if the call just made took the edge that it waits for."""
-        if self._parked and int(self._zmq.get(zmq.EVENTS)) & zmq.POLLIN:
-            self._parked = False
-            trio.lowlevel.notify_closing(self._fd)
+        """Wakes the reader if the call just made may have taken the edge that it waits for.
+
+        The first call since it parked looks; with the second one it is woken unseen, since a look
+        costs as much as a message, and where there are two there may be thousands.
+        """
+        if self._parked:
+            if self._looked or int(self._zmq.get(zmq.EVENTS)) & POLLIN:
+                self._parked = False
+                trio.lowlevel.notify_closing(self._fd)
+            self._looked = True
 
 
 def _content(frame: zmq.Frame) -> Frame:
