@@ -29,9 +29,12 @@ class Admission:
         occupied: how many are taken.
     """
 
-    __slots__ = ("_let_in", "_limit", "_occupied", "_promised", "_queue", "_too_soon")
+    __slots__ = (
+        *("_is_limited", "_let_in", "_limit", "_occupied", "_promised", "_queue", "_too_soon"),
+    )
 
     def __init__(self, limit: int | None, occupied: Callable[[], int]) -> None:
+        self._is_limited = limit is not None
         self._limit = math.inf if limit is None else limit
         self._occupied = occupied
         self._promised = 0
@@ -50,14 +53,14 @@ class Admission:
         Raises:
             trio.WouldBlock: there is none, or others wait already.
         """
-        if self.waiting or not self._has_room:
+        if self._is_limited and (self.waiting or not self._has_room):
             raise trio.WouldBlock
         self._promised += 1
 
     @trio.lowlevel.enable_ki_protection
     async def enter(self) -> None:
         """Gets a place, waiting for it if need be. Cancelled, it has none, and waits no more."""
-        if not self.waiting and self._has_room:
+        if not self._is_limited or (not self.waiting and self._has_room):
             self._promised += 1
             return  # noqa: ASYNC910 - as it says
         await self._queue.park()  # until `admit`, which has promised it
@@ -82,7 +85,7 @@ class Admission:
 
     def admit(self) -> None:
         """Lets in who waits, as far as there is room."""
-        while self._queue and len(self._let_in) < LET_IN and self._has_room:
+        while self._is_limited and self._queue and len(self._let_in) < LET_IN and self._has_room:
             self._promised += 1
             self._let_in.extend(self._queue.unpark())
 

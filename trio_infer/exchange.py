@@ -37,6 +37,9 @@ __all__ = ["Exchange", "Inbox", "RequestInbox"]
 
 _logger: Final = logging.getLogger(__name__)
 
+_PARTIAL: Final = Kind.ENGINE_REPLY_PARTIAL
+_FINAL: Final = Kind.ENGINE_REPLY
+
 PACKING_THREADS: Final = 2
 """So many large requests are packed at once."""
 
@@ -310,14 +313,15 @@ class Exchange:
 
     def on_message(self, message: ServerMessage) -> None:
         """Passes a reply to the inbox of its request."""
-        if message.kind is Kind.ENGINE_REPLY_PARTIAL:
-            inbox = self._session.partial(message.request_id)
+        kind, request_id, body = message
+        if kind is _PARTIAL:
+            inbox = self._session.partial(request_id)
             if inbox is not None:
-                inbox.partial(message.body)
-        elif message.kind is Kind.ENGINE_REPLY:
-            inbox = self._session.final(message.request_id)
+                inbox.partial(body)
+        elif kind is _FINAL:
+            inbox = self._session.final(request_id)
             if inbox is not None:
-                inbox.final(message.body)
+                inbox.final(body)
             self._note_end()
         else:
             self._session.discard()

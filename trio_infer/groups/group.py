@@ -311,12 +311,10 @@ class RequestGroup(Generic[ResultT]):
         """The member of that index, if it still is one."""
         return None if index is None else self._members.get(index)
 
-    def take(self, index: int | None) -> Outcome[ResultT] | None:
-        """Lets a member go, and tells what became of it; None, if it is none any more."""
-        member = self.find(index)
-        if member is None:
-            return None
-        del self._members[member.index]
+    def take(self, member: Member[ResultT]) -> bool:
+        """Lets a member go. Returns whether it still was one."""
+        if self._members.pop(member.index, None) is None:
+            return False
         self._admission.admit()
         self._tell_end()
-        return member.outcome()
+        return True

@@ -12,11 +12,11 @@ from ..models.result import ResultT
 from ..protocol.assembly import Assembler
 from ..protocol.conversion import Known
 from ..protocol.packing import MalformedMessage, unpack_map
-from ..protocol.unpacking import HEAVY_BODY, unpack_map_in_pieces
+from ..protocol.unpacking import HEAVY_BODY, Unpacking
 from ..reception import client_closed, conclude, connection_lost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from ..exchange import Exchange
     from ..instruments import Observation
@@ -45,7 +45,7 @@ class Member(Generic[ResultT]):
 
     __slots__ = (
         *("_asked", "_began_at", "_body", "_deserialize", "_ended_at", "_error", "_exchange"),
-        *("_fields", "_nonsense", "_pieces", "_request", "_tell_end"),
+        *("_request", "_tell_end", "_unpacking"),
         *("ended", "index", "observation", "request_id"),
     )
 
@@ -71,9 +71,7 @@ class Member(Generic[ResultT]):
         self._began_at = self._ended_at = 0.0
         self._body: Frame = b""
         self._error: Exception | None = None
-        self._pieces: Iterator[dict[str, Any] | None] | None = None
-        self._fields: dict[str, Any] | None = None
-        self._nonsense: MalformedMessage | None = None
+        self._unpacking: Unpacking | None = None  # of a large reply
 
     def begin(self, index: int, request_id: int) -> None:
         """It was handed over just now."""
@@ -122,18 +120,21 @@ class Member(Generic[ResultT]):
 
     # Called by the task that receives the outcome
 
+    @property
+    def size(self) -> int:
+        """How many bytes its reply has."""
+        return len(self._body)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether its reply should be unpacked in pieces."""
+        return self.size >= HEAVY_BODY
+
     def unpack_some(self) -> bool:
-        """Unpacks a piece of a large reply; returns whether there is more of it."""
-        if len(self._body) < HEAVY_BODY or self._fields is not None or self._nonsense is not None:
-            return False
-        if self._pieces is None:
-            self._pieces = unpack_map_in_pieces(self._body, lazily=self._deserialize)
-        try:
-            self._fields = next(self._pieces)
-        except MalformedMessage as error:
-            self._nonsense = error
-            return False
-        return self._fields is None
+        """Unpacks a piece of a large reply; returns whether there may be more of it."""
+        if self._unpacking is None:
+            self._unpacking = Unpacking(self._body, lazily=self._deserialize)
+        return self._unpacking.go_on()
 
     def outcome(self) -> Outcome[ResultT]:
         """What became of it, decoded here and now, and counted."""
@@ -166,8 +167,8 @@ class Member(Generic[ResultT]):
         return completion
 
     def _unpacked(self) -> dict[str, Any]:
-        while self.unpack_some():
-            pass
-        if self._nonsense is not None:
-            raise self._nonsense
-        return unpack_map(self._body) if self._fields is None else self._fields
+        if self._unpacking is not None:
+            return self._unpacking.fields()
+        if self.is_large:
+            return Unpacking(self._body, lazily=self._deserialize).fields()
+        return unpack_map(self._body)

@@ -176,6 +176,9 @@ _REFUSALS: Final[tuple[tuple[Callable[[SamplingParams], bool], str], ...]] = (
 )
 
 
+_DEFAULTS: Final = SamplingParams()
+
+
 def to_sampling_params(value: SamplingParams | SupportsSerialize | None) -> SamplingParams:
     """What a caller gave for sampling parameters, as a `SamplingParams`; None for the defaults.
 
@@ -186,7 +189,7 @@ def to_sampling_params(value: SamplingParams | SupportsSerialize | None) -> Samp
         ValueError: for parameters that `SamplingParams` refuses.
     """
     if value is None:
-        return SamplingParams()
+        return _DEFAULTS
     if isinstance(value, SamplingParams) and type(value).serialize is SamplingParams.serialize:
         return value
     serialized = _serialized(value)

@@ -75,7 +75,9 @@ class Assembler:
         if entries:
             entries = _aligned(entries, log_probs, len(tokens))
         self._check(len(tokens), log_probs, entries)
-        self._append(tokens, log_probs, entries)
+        self.tokens += tokens
+        self._log_probs += log_probs
+        self._top_n += entries
 
     def finish(self, body: Frame, known: Known) -> Any:
         """Takes in the final reply.
@@ -98,13 +100,17 @@ class Assembler:
         """As `finish`, of a body that is unpacked already."""
         whole = _whole(fields, known, deserialize=self.deserialize)
         seen, tokens = len(self.tokens), whole.generated_tokens
-        if tokens[:seen] != self.tokens:
+        if seen and tokens[:seen] != self.tokens:
             msg = "a final reply whose tokens contradict the partial results before it"
             raise MalformedMessage(msg)
-        log_probs = whole.generated_log_probs or []
-        top_n = whole.generated_top_n_logprobs or []
-        self._check(len(tokens), log_probs, top_n)
-        self._append(tokens[seen:], log_probs[seen:], top_n[seen:])
+        self._check(
+            len(tokens), whole.generated_log_probs or [], whole.generated_top_n_logprobs or []
+        )
+        self.tokens += tokens[seen:] if seen else tokens
+        if whole.generated_log_probs:
+            self._log_probs += whole.generated_log_probs[seen:]
+        if whole.generated_top_n_logprobs:
+            self._top_n += whole.generated_top_n_logprobs[seen:]
         return _result(whole, fields, known)
 
     def _check(self, count: int, log_probs: list[float], top_n: list[dict[str, float]]) -> None:
@@ -121,13 +127,6 @@ class Assembler:
             if values and len(before) != len(self.tokens):
                 msg = f"{name} for some of the tokens only"
                 raise MalformedMessage(msg)
-
-    def _append(
-        self, tokens: list[int], log_probs: list[float], top_n: list[dict[str, float]]
-    ) -> None:
-        self.tokens += tokens
-        self._log_probs += log_probs
-        self._top_n += top_n
 
     @property
     def has_untaken(self) -> bool:
@@ -157,8 +156,8 @@ class Assembler:
             return None
         return TokenDelta(
             self.tokens[start:],
-            self._log_probs[start:] or None,
-            self._top_n[start:] or None,
+            (self._log_probs[start:] or None) if self._log_probs else None,
+            (self._top_n[start:] or None) if self._top_n else None,
             text,
         )
 

@@ -43,33 +43,36 @@ class Prepared:
     Attributes:
         asked: the sampling parameters that it carries.
         prompt_length: how many tokens its prompt has; None for text.
-        is_heavy: whether `frames` takes so long that it should be called in another thread.
     """
 
     asked: Mapping[str, Any]
     prompt_length: int | None
-    is_heavy: bool
     _codec: ClientCodec
-    _lay_out: Callable[[], Submission]
-    _submission: Submission | None = None
+    _laid_out: Submission | Callable[[], Submission]
 
-    def __attrs_post_init__(self) -> None:
-        if not self.is_heavy:
-            self._submission = self._lay_out()
+    @property
+    def is_heavy(self) -> bool:
+        """Whether `frames` takes so long that it should be called in another thread."""
+        return not isinstance(self._laid_out, Submission)
 
     def frames(self, request_id: int) -> Frames:
         """The request's message, under an id."""
-        submission = self._submission or self._lay_out()
+        laid_out = self._laid_out
+        submission = laid_out if isinstance(laid_out, Submission) else laid_out()
         return self._codec.submit(request_id, submission)
 
 
 @attrs.define(eq=False)
-class _Memo:
+class _Asked:
     """Sampling parameters, what is sent of them, and that packed, once somebody has packed it."""
 
     params: SamplingParams
-    asked: Mapping[str, Any]
-    packed: bytes = b""
+    fields: Mapping[str, Any]
+    _packed: bytes = b""
+
+    def packed(self) -> bytes:
+        self._packed = self._packed or pack(self.fields)
+        return self._packed
 
 
 @attrs.frozen
@@ -82,7 +85,7 @@ class Preparation:
 
     codec: ClientCodec
     prefix_hashing: PrefixHashing = attrs.field(factory=PrefixHashing)
-    _memos: dict[bool, _Memo] = attrs.field(factory=dict, init=False, repr=False, eq=False)
+    _asked_last: dict[bool, _Asked] = attrs.field(factory=dict, init=False, repr=False, eq=False)
 
     def __attrs_post_init__(self) -> None:
         dialect = self.codec.dialect
@@ -114,30 +117,23 @@ class Preparation:
             msg = "do_kv_handoff is for prefill() to set: leave it out"
             raise ValueError(msg)
         asked = self._asked(params, streaming=streaming)
-        if not isinstance(kv_handoff, KVHandoff | None):
-            msg = f"kv_handoff must be a KVHandoff, not {type(kv_handoff).__name__}"
-            raise TypeError(msg)
         if kv_handoff is None:
             return self._ordinary(prompt, asked, multi_modal_data, offload_params)
+        if not isinstance(kv_handoff, KVHandoff):
+            msg = f"kv_handoff must be a KVHandoff, not {type(kv_handoff).__name__}"
+            raise TypeError(msg)
         if multi_modal_data is not None or offload_params is not None:
             msg = "kv_handoff goes without multi_modal_data and offload_params: leave them out"
             raise ValueError(msg)
         return self._going_on(prompt, asked, kv_handoff)
 
-    def _asked(self, params: SamplingParams, *, streaming: bool) -> Mapping[str, Any]:
+    def _asked(self, params: SamplingParams, *, streaming: bool) -> _Asked:
         """The parameters to send. Many requests share one object, so the last one is remembered."""
-        memo = self._memos.get(streaming)
-        if memo is None or memo.params is not params:
-            asked = sampling_fields(params, self.codec.dialect, streaming=streaming)
-            memo = self._memos[streaming] = _Memo(params, asked)
-        return memo.asked
-
-    def _packed(self, asked: Mapping[str, Any]) -> bytes:
-        memo = self._memos.get(bool(asked.get("streaming")))
-        if memo is None or memo.asked is not asked:
-            return pack(asked)
-        memo.packed = memo.packed or pack(asked)
-        return memo.packed
+        asked = self._asked_last.get(streaming)
+        if asked is None or asked.params is not params:
+            fields = sampling_fields(params, self.codec.dialect, streaming=streaming)
+            asked = self._asked_last[streaming] = _Asked(params, fields)
+        return asked
 
     def prepare_prefill(
         self,
@@ -157,13 +153,13 @@ class Preparation:
         params = to_sampling_params(sampling_params)
         if params.num_tokens_to_generate is params.num_tokens_total is None:
             params = attrs.evolve(params, num_tokens_to_generate=1)
-        asked = sampling_fields(params, dialect) | {"do_kv_handoff": True}
+        asked = _Asked(params, sampling_fields(params, dialect) | {"do_kv_handoff": True})
         return self._ordinary(prompt, asked, multi_modal_data, offload_params)
 
     def _ordinary(
         self,
         prompt: Prompt,
-        asked: Mapping[str, Any],
+        asked: _Asked,
         multi_modal_data: Mapping[str, Any] | None,
         offload_params: object,
     ) -> Prepared:
@@ -177,25 +173,25 @@ class Preparation:
             else thaw(freeze(offload_params, "offload_params", finite=False))
         )
         coerced = coerce_prompt(prompt)
-        lay_out = partial(self._lay_out, coerced, asked, media, offload)
         return Prepared(
-            asked=asked,
-            prompt_length=None if isinstance(coerced, str) else len(coerced),
-            is_heavy=_is_heavy(coerced, media),
-            codec=self.codec,
-            lay_out=lay_out,
+            asked.fields,
+            None if isinstance(coerced, str) else len(coerced),
+            self.codec,
+            partial(self._lay_out, coerced, asked, media, offload)
+            if _is_heavy(coerced, media)
+            else self._lay_out(coerced, asked, media, offload),
         )
 
     def _lay_out(
         self,
         prompt: str | list[int],
-        asked: Mapping[str, Any],
+        asked: _Asked,
         media: Media | None,
         offload_params: object,
     ) -> Submission:
         parts: dict[str, bytes | list[bytes]] = {
             "prompt": pack(prompt),
-            "sampling_params": self._packed(asked),
+            "sampling_params": asked.packed(),
         }
         key = None
         if media is not None and self.codec.dialect.is_multipart:
@@ -210,14 +206,12 @@ class Preparation:
             parts["offload_params"] = pack(offload_params)
         return self.codec.lay_out(Kind.SUBMIT_REQUEST, parts)
 
-    def _going_on(
-        self, prompt: Prompt, asked: Mapping[str, Any], kv_handoff: KVHandoff
-    ) -> Prepared:
+    def _going_on(self, prompt: Prompt, asked: _Asked, kv_handoff: KVHandoff) -> Prepared:
         """A request that goes on from what another deployment has computed of its prompt."""
         dialect = self.codec.dialect
         if not dialect.can_hand_off:
             dialect.refuse("KV handoff", "leave out kv_handoff, and let it compute the prompt anew")
-        if asked["return_log_probs"]:
+        if asked.fields["return_log_probs"]:
             msg = "kv_handoff goes without return_log_probs: leave it out, the engine dies of it"
             raise ValueError(msg)
         ids = coerce_prompt(prompt)
@@ -225,7 +219,7 @@ class Preparation:
             msg = "kv_handoff goes with token ids, not with text: the engine dies of it"
             raise ValueError(msg)  # noqa: TRY004 - text is no wrong type for a prompt
         parts = {
-            "sampling_params": asked,
+            "sampling_params": asked.fields,
             "prompt": ids,
             "kv_meta": thaw(freeze_mapping(kv_handoff.kv_meta, "kv_meta", finite=False)),
             "src_block_ids": coerce_ints(kv_handoff.src_block_ids, "src_block_ids"),
@@ -236,11 +230,10 @@ class Preparation:
             return self.codec.lay_out(Kind.SUBMIT_REQUEST_WITH_KV, packed)
 
         return Prepared(
-            asked=asked,
-            prompt_length=len(ids),
-            is_heavy=_is_heavy(ids, None),
-            codec=self.codec,
-            lay_out=lay_out,
+            asked.fields,
+            len(ids),
+            self.codec,
+            lay_out if _is_heavy(ids, None) else lay_out(),
         )
 
 

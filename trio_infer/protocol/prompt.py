@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ..models.scalars import INT64_MAX, INT64_MIN, to_int, to_text
 
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from ..models import Prompt
 
 __all__ = ["coerce_ints", "coerce_prompt"]
+
+_INT: Final = frozenset((int,))
 
 
 def coerce_prompt(prompt: Prompt) -> str | list[int]:
@@ -23,7 +25,7 @@ def coerce_prompt(prompt: Prompt) -> str | list[int]:
         TypeError: for anything else; bytes, bools and floats are no token ids.
         ValueError: for an empty prompt, text with lone surrogates, ids beyond signed 64 bits.
     """
-    if type(prompt) is list and prompt and set(map(type, prompt)) == {int}:
+    if type(prompt) is list and prompt and _INT.issuperset(map(type, prompt)):
         coerced: str | list[int] = _in_range(prompt.copy(), "prompt")  # by far the most are so
     else:
         coerced = to_text(prompt, "prompt") if isinstance(prompt, str) else _token_ids(prompt)
@@ -57,13 +59,13 @@ def coerce_ints(value: object, name: str) -> list[int]:
         msg = f"{name} must be {what}, not {type(value).__name__}"
         raise TypeError(msg)
     ints = list(items)
-    if not all(type(item) is int for item in ints):
+    if not _INT.issuperset(map(type, ints)):
         return [to_int(item, f"{name}[{index}]") for index, item in enumerate(ints)]
     return _in_range(ints, name)
 
 
 def _in_range(ints: list[int], name: str) -> list[int]:
-    if ints and not (min(ints) >= INT64_MIN and max(ints) <= INT64_MAX):
+    if ints and (min(ints) < INT64_MIN or max(ints) > INT64_MAX):
         index = next(i for i, item in enumerate(ints) if not INT64_MIN <= item <= INT64_MAX)
         msg = f"{name}[{index}] must fit signed 64 bits"
         raise ValueError(msg)

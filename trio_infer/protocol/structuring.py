@@ -134,7 +134,10 @@ def events(value: Any) -> tuple[RequestEvent, ...]:
 
 def _event(value: Any) -> RequestEvent:
     get = _just(value, dict).get
-    return RequestEvent(_number(get("timestamp")), _just(get("type"), str), get("payload"))
+    at, kind = get("timestamp"), get("type")
+    if type(at) is not float:
+        at = _number(at)
+    return RequestEvent(at, kind if type(kind) is str else _just(kind, str), get("payload"))
 
 
 def epoch_spans(value: Any) -> tuple[EpochSpan, ...]:
@@ -167,7 +170,8 @@ def array_of(items: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """What lets an array pass, whichever way it is wrapped, that holds these items."""
 
     def check(value: Any) -> Any:
-        return items(unwrapped(value)[0])
+        is_wrapped = type(value) is list and value and type(value[0]) is str
+        return items(unwrapped(value)[0] if is_wrapped else value)
 
     return check
 

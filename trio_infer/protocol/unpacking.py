@@ -38,7 +38,7 @@ from .packing import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
 
-__all__ = ["HEAVY_BODY", "unpack_field", "unpack_map_in_pieces"]
+__all__ = ["HEAVY_BODY", "Unpacking", "unpack_field", "unpack_map_in_pieces"]
 
 HEAVY_BODY: Final = 2**18
 """Bodies of fewer bytes are unpacked within some milliseconds anyhow."""
@@ -64,6 +64,38 @@ def unpack_map_in_pieces(body: Frame, *, lazily: bool = False) -> Iterator[dict[
     yield from _all_of(data, msgpack.Unpacker.unpack, **_weighing_hooks(len(data)))
     fields = yield from _unpack_map(data, "routing_indices" if lazily else None, _unpack_array)
     yield checked_map(fields)
+
+
+class Unpacking:
+    """One packed map while it is unpacked in pieces. Arguments as of `unpack_map_in_pieces`."""
+
+    __slots__ = ("_fields", "_nonsense", "_pieces")
+
+    def __init__(self, body: Frame, *, lazily: bool = False) -> None:
+        self._pieces = unpack_map_in_pieces(body, lazily=lazily)
+        self._fields: dict[str, Any] | None = None
+        self._nonsense: MalformedMessage | None = None
+
+    def go_on(self) -> bool:
+        """Unpacks a piece, if one is left. Returns whether there may be more."""
+        if self._fields is None and self._nonsense is None:
+            try:
+                self._fields = next(self._pieces)
+            except MalformedMessage as error:
+                self._nonsense = error
+        return self._fields is None and self._nonsense is None
+
+    def fields(self) -> dict[str, Any]:
+        """The map; what is left of it is unpacked at once.
+
+        Raises:
+            MalformedMessage: as `packing.unpack_map`.
+        """
+        while self.go_on():
+            pass
+        if self._fields is None:
+            raise self._nonsense or AssertionError
+        return self._fields
 
 
 class _Reader:
