@@ -36,8 +36,9 @@ _logger: Final = logging.getLogger(__name__)
 class Instrument:
     """What an object in ``instruments=`` may have: any of these methods; a base class or a guide.
 
-    They are called synchronously, in the middle of what they tell of: they must be quick, and leave
-    the client alone. One that raises is logged, and its instrument switched off for that client.
+    They are called synchronously, in the middle of what they tell of: they must be quick, leave the
+    client alone, and be no ``async def``, which nobody would await. One that raises is logged, and
+    its instrument switched off for that client.
 
     Each request that waits, if only for an instant, is either submitted or withdrawn; each that is
     submitted ends in exactly one of finished, aborted, failed and lost.

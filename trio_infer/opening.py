@@ -118,7 +118,7 @@ def open_client(
         context: the ZeroMQ context to use; by default the client has one of its own. Over
             ``memory://`` it is ignored.
         instruments: objects with any of the methods of `Instrument`, which are told what happens
-            to requests and connections.
+            to requests and connections, and of signals. One that raises is switched off.
 
     Raises:
         UnsupportedByDialect: hashing is asked for, and the dialect has no block hashes; at once.
