@@ -22,7 +22,7 @@ class ObservedRequest:
         prompt_length: in tokens; None for text.
         sampling_params: those that are sent. Must not be changed.
         streaming: whether partial results were asked for.
-        made_at: when it was made, by trio's clock, as all times here.
+        made_at: when it was made, by trio's clock, in seconds.
     """
 
     address: str
@@ -40,7 +40,7 @@ class RequestMoment:
     Attributes:
         request: which request.
         request_id: the client's number of it; None before it is handed over.
-        at: when.
+        at: when, by trio's clock, in seconds.
         size: of a partial result, in bytes: it is still packed when it is told of.
     """
 
@@ -57,9 +57,10 @@ class RequestEnding:
     Attributes:
         request: which request.
         request_id: the client's number of it.
-        at: when it ended: when the final reply came, the connection broke, or its caller left it.
+        at: when it ended: when the final reply came, the connection broke, or its caller left it;
+            by trio's clock, in seconds, as the other times.
         submitted_at: when it was handed over.
-        first_token_at: when its first partial result came, if one did.
+        first_token_at: when its first partial result came; None if none did.
         tokens: how many tokens were generated. Without a final reply, how many had arrived and
             been decoded. None if a final reply came that nobody read.
         prompt_length: in tokens, if the client or the engine told.
@@ -89,7 +90,7 @@ class ConnectionChange:
     Attributes:
         address: of the coordinator.
         dialect: the name of what it speaks.
-        at: when.
+        at: when, by trio's clock, in seconds.
         reason: why it is gone.
         closing: whether that is because the client was closed.
     """
@@ -108,7 +109,7 @@ class SignalSent:
     Attributes:
         address: of the coordinator.
         dialect: the name of what it speaks.
-        at: when.
+        at: when, by trio's clock, in seconds.
         name: such as ``"PAUSE"`` or ``"RELEASE_KV"``.
         values: what went with it, such as ``{"epoch": 7}``.
     """

@@ -40,7 +40,8 @@ class LoggingInstrument(Instrument):
 
     Args:
         logger: where to; by default that named ``trio_infer.telemetry``.
-        levels: other levels than those below, by the names of `trio_infer.Instrument`'s methods.
+        levels: other levels than those below, such as ``logging.DEBUG``, by the names of
+            `trio_infer.Instrument`'s methods.
 
     Ends of requests, connections that come up, and signals are logged as ``INFO``; requests that
     fail or are lost, and lost connections, as ``WARNING``; all else as ``DEBUG``.
