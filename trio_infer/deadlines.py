@@ -6,20 +6,18 @@ import math
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import trio
 
 from .errors import ConnectionLost
 from .fanout.completing import check_client
-from .models import Completion, TokenDelta
 from .models.scalars import to_seconds
-from .streams import CompletionStream
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from .client import InferenceClient
-    from .models import KVHandoff, Prompt, SamplingParams, SupportsSerialize
+    from .models import Completion, KVHandoff, Prompt, SamplingParams, SupportsSerialize
+    from .streams import CompletionStream
 
 __all__ = ["generate_within"]
 
@@ -86,79 +84,27 @@ async def generate_within(
     )
     async with AsyncExitStack() as stack:
         with trio.fail_at(deadline):
-            arriving = _Arriving(await stack.enter_async_context(block))
+            stream = await stack.enter_async_context(block)
         with trio.move_on_at(deadline):
-            return await arriving.whole()
-        if block.finished:  # in the very moment of the deadline
-            return await block.result()
+            return await stream.result()
+        if stream.finished:  # in the very moment of the deadline
+            return await stream.result()
         if dialect.can_abort:
-            return await arriving.cut_short(patience)
-        return arriving.so_far()
+            with suppress(ConnectionLost):
+                return await _cut_short(stream, patience)
+        return stream._so_far()  # noqa: SLF001 - which is for here alone
+
+
+async def _cut_short(stream: CompletionStream[Completion], grace: float) -> Completion:
+    """Aborts it, and returns the engine's last reply, or after the grace what has arrived."""
+    with trio.move_on_after(grace):
+        return await stream.finish_early()
+    if stream.finished:  # in the very moment that the grace was over
+        return await stream.result()
+    return stream._so_far()  # noqa: SLF001 - as above
 
 
 def _or_for_ever(value: object, name: str) -> float:
     if isinstance(value, float) and value == math.inf:
         return math.inf
     return to_seconds(value, name)
-
-
-@attrs.define(eq=False)
-class _Arriving:
-    """What has arrived of a request that was handed over just now."""
-
-    _stream: CompletionStream[Completion]
-    _began: float = attrs.field(factory=trio.current_time, init=False)
-    _first_at: float | None = attrs.field(default=None, init=False)
-    _deltas: list[TokenDelta] = attrs.field(factory=list, init=False)
-
-    async def whole(self) -> Completion:
-        """The completion, waited for; what comes before it is kept. May be cancelled."""
-        async for delta in self._stream:
-            self._keep(delta)
-        return await self._stream.result()
-
-    async def cut_short(self, grace: float) -> Completion:
-        """Aborts it, and returns the engine's last reply, or after the grace what has arrived."""
-        self._take()  # before a loss of the connection takes it
-        try:
-            with trio.move_on_after(grace):
-                return await self._stream.finish_early()
-            if self._stream.finished:  # in the very moment that the grace was over
-                return await self._stream.result()
-        except ConnectionLost:
-            return self._completion()  # noqa: ASYNC910 - the loss was waited for
-        return self.so_far()
-
-    def so_far(self) -> Completion:
-        """What has arrived. The request goes on."""
-        self._take()
-        return self._completion()
-
-    def _keep(self, delta: TokenDelta) -> None:
-        if self._first_at is None:
-            self._first_at = trio.current_time()
-        self._deltas.append(delta)
-
-    def _take(self) -> None:
-        """Takes what has arrived and was not received."""
-        with suppress(trio.WouldBlock):
-            self._keep(self._stream.receive_nowait())
-
-    def _completion(self) -> Completion:
-        deltas = self._deltas
-        tokens = [token for delta in deltas for token in delta.tokens]
-        return Completion(
-            request_id=self._stream.request_id,
-            generated_tokens=tokens,
-            generated_length=len(tokens),
-            generated_log_probs=[p for delta in deltas for p in delta.log_probs or ()] or None,
-            generated_top_n_logprobs=[
-                entry for delta in deltas for entry in delta.top_n_logprobs or ()
-            ]
-            or None,
-            finish_reason="abort",
-            from_deltas=True,
-            latency=trio.current_time() - self._began,
-            time_to_first_token=None if self._first_at is None else self._first_at - self._began,
-            status="UNKNOWN",
-        )

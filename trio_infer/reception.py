@@ -20,6 +20,7 @@ import attrs
 import trio
 
 from .errors import ConnectionLost, RemoteProtocolError, RequestFailed
+from .models import Completion
 from .models.result import ResultT
 from .protocol.assembly import Assembler
 from .protocol.conversion import Known, request_failed
@@ -294,6 +295,29 @@ class Reception(Generic[ResultT]):
         if self.completion is None:
             raise self._make_error(self.arrived.tokens)
         return self.completion
+
+    def so_far(self) -> Completion:
+        """A completion of what has arrived, made of partial results alone.
+
+        Raises:
+            RemoteProtocolError: something of it makes no sense.
+        """
+        self.decode()
+        if isinstance(self.error, RemoteProtocolError):
+            raise self.error
+        whole, first = self.arrived.whole(), self._first_at
+        return Completion(
+            request_id=self.request_id,
+            generated_tokens=whole.tokens,
+            generated_length=len(whole.tokens),
+            generated_log_probs=whole.log_probs,
+            generated_top_n_logprobs=whole.top_n_logprobs,
+            finish_reason="abort",
+            from_deltas=True,
+            latency=trio.current_time() - self._submitted_at,
+            time_to_first_token=None if first is None else first - self._submitted_at,
+            status="UNKNOWN",
+        )
 
     async def read_news(self) -> None:
         """Decodes what has come, or, if there is none, what comes next; a checkpoint in any case.

@@ -15,6 +15,7 @@ from .reception import CLOSED
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from .models import Completion
     from .protocol.assembly import Assembler
     from .protocol.detokenizing import Tokenizer
     from .reception import Reception
@@ -216,6 +217,11 @@ class CompletionStream(trio.abc.ReceiveChannel[TokenDelta], Generic[ResultT]):
         """
         with self._reading():
             return await self._request.result()
+
+    def _so_far(self) -> Completion:
+        """What has arrived, as a completion of deltas; for `generate_within`."""
+        with self._reading() as reception:
+            return reception.so_far()
 
     async def finish_early(self) -> ResultT:
         """Aborts the request, and waits for the engine's final reply: the completion so far.

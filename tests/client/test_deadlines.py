@@ -561,6 +561,52 @@ async def test_a_connection_lost_within_the_grace_costs_the_last_reply_alone(
     assert counted(client, "aborted", "lost", "undelivered") == (1, 0, 1)
 
 
+async def test_tokens_that_come_within_the_grace_survive_a_loss_behind_them(
+    autojump_clock: Clock,
+    client: InferenceClient,
+    coordinator: ScriptedCoordinator,
+    nursery: trio.Nursery,
+) -> None:
+    coordinator.answers_aborts = False
+    asked = ask(nursery, client, 5.0, SCORED, grace=3.0)
+    submission = await coordinator.submission()
+    await trio.sleep(1)
+    coordinator.partial(submission, [1], **scored([1]))
+    await coordinator.abort()
+    coordinator.partial(submission, [2], **scored([2]))
+    await trio.sleep(1)
+    coordinator.close()
+    completion = await asked.result()
+    assert deltas_alone(completion)
+    assert completion.generated_tokens == [1, 2]
+    assert completion.generated_log_probs == [-1.0, -2.0]
+    assert completion.generated_top_n_logprobs == [{chr(1): -1.0}, {chr(2): -2.0}]
+    assert completion.time_to_first_token == pytest.approx(1, abs=0.01)
+
+
+@pytest.mark.parametrize("grace", [0, 1])
+async def test_a_tokenizer_that_fails_costs_no_completion(
+    autojump_clock: Clock,
+    coordinator: ScriptedCoordinator,
+    nursery: trio.Nursery,
+    grace: float,
+) -> None:
+    class Failing:
+        def decode(self, ids: list[int]) -> str:
+            raise KeyError(ids)
+
+    coordinator.answers_aborts = False
+    async with open_client(coordinator.address, tokenizer=Failing()) as client:
+        cut_short, whole = ask(nursery, client, 5.0, grace=grace), ask(nursery, client, 5.0)
+        for _ in range(2):
+            submission = await coordinator.submission()
+            coordinator.partial(submission, [1])
+        coordinator.reply(submission, [1, 2])
+        tokens = [(await asked.result()).generated_tokens for asked in (cut_short, whole)]
+        assert sorted(tokens) == [[1], [1, 2]]
+        coordinator.reply((await coordinator.abort()), [1])
+
+
 async def test_a_client_that_is_closed_within_the_grace_raises(
     autojump_clock: Clock, coordinator: ScriptedCoordinator, nursery: trio.Nursery
 ) -> None:

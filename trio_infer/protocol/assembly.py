@@ -154,6 +154,13 @@ class Assembler:
         start, self.taken = self.taken, len(self.tokens)
         if start == self.taken and not text:
             return None
+        return self._delta(start, text)
+
+    def whole(self) -> TokenDelta:
+        """All that has arrived, as one delta without text. Nothing is taken."""
+        return self._delta(0, None)
+
+    def _delta(self, start: int, text: str | None) -> TokenDelta:
         return TokenDelta(
             self.tokens[start:],
             (self._log_probs[start:] or None) if self._log_probs else None,
