@@ -116,8 +116,8 @@ def _methods(instrument: object) -> dict[str, Any]:
     return {
         name: getattr(instrument, name)
         for name in HOOKS
-        if getattr(type(instrument), name, None) is not getattr(Instrument, name)
-        and hasattr(instrument, name)
+        if hasattr(instrument, name)
+        and getattr(getattr(instrument, name), "__func__", None) is not getattr(Instrument, name)
     }
 
 
@@ -289,7 +289,7 @@ class Observation:
         if self._final_at is not None and not aborted:
             self._end("request_finished", None)
         else:
-            self._end("request_aborted", tokens)
+            self._end("request_aborted", tokens if self._final_at is None else None)
 
     def _end(
         self, hook: str, tokens: int | None, *, prompt_length: int | None = None, **facts: Any

@@ -72,6 +72,7 @@ class Signals:
 
     # What users send
 
+    @trio.lowlevel.enable_ki_protection
     def send(self, kind: Kind, **values: int) -> None:
         """Sends a signal.
 

@@ -6,6 +6,7 @@ import gc
 import logging
 import math
 import re
+import signal
 from collections import Counter
 from contextvars import ContextVar
 from functools import partial
@@ -338,6 +339,21 @@ async def test_a_reply_that_nobody_reads_counts_as_finished(
     recorder.check()
 
 
+async def test_how_many_tokens_there_are_is_unknown_of_a_last_reply_that_nobody_reads(
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, recorder: Recorder
+) -> None:
+    coordinator.answers_aborts = False
+    async with open_client(coordinator.address, instruments=[recorder]) as client:
+        async with client.stream("hi", LONG) as stream:
+            submission = await coordinator.submission()
+            with trio.move_on_after(1):
+                await stream.finish_early()
+            complete(coordinator, submission)
+            await until(lambda: stream.finished)
+    assert recorder.of("request_aborted") == [recorder.ending]
+    assert recorder.ending.tokens is None
+
+
 async def test_a_reply_in_too_many_frames_is_a_failure(
     autojump_clock: Clock, coordinator: ScriptedCoordinator, recorder: Recorder
 ) -> None:
@@ -540,6 +556,27 @@ async def test_a_connection_that_comes_up_is_told_of_as_lost_once(
     assert recorder.hooks == ["connection_up", "connection_lost"] * 2
 
 
+async def test_a_method_that_an_object_sets_itself_is_told_like_others(
+    autojump_clock: Clock, coordinator: ScriptedCoordinator
+) -> None:
+    class Impatience(Instrument):
+        def __init__(self) -> None:
+            self.given_up = 0
+            vars(self)["request_withdrawn"] = self.request_aborted
+
+        def request_aborted(self, ending: object) -> None:
+            self.given_up += 1
+
+    impatience = Impatience()
+    async with open_client(
+        coordinator.address, max_in_flight=1, instruments=[impatience]
+    ) as client:
+        async with client.stream("hi", LONG):
+            with trio.move_on_after(1):
+                await client.generate("hi", LONG)
+    assert impatience.given_up == 2
+
+
 # Faults of instruments
 
 
@@ -608,6 +645,28 @@ async def test_an_instrument_that_raises_is_switched_off_and_disturbs_nobody(
     assert record.levelno == logging.ERROR
     assert hook in record.getMessage()
     assert record.exc_info
+
+
+@pytest.mark.parametrize(
+    "send",
+    [lambda client: client.engines.pause(), lambda client: client.shutdown_coordinator()],
+    ids=["pause", "shutdown"],
+)
+def test_ctrl_c_that_comes_while_an_instrument_is_told_is_not_lost(send: Any) -> None:
+    class Interrupted:
+        def signal_sent(self, _: object) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    async def main() -> None:
+        async with scripted_coordinator(MEMORY) as coordinator:
+            async with open_client(coordinator.address, instruments=[Interrupted()]) as client:
+                send(client)
+                await trio.sleep(1)
+
+    with pytest.raises(BaseException) as raised:  # noqa: PT011 - in a group of the nursery's
+        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert isinstance(raised.value, BaseExceptionGroup)
+    assert raised.value.subgroup(KeyboardInterrupt) is not None
 
 
 @pytest.mark.parametrize(
