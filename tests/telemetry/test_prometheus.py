@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.telemetry.using import LONG, end_in_each_way, stream
 from tests.waiting import until
-from trio_infer import open_client
+from trio_infer import GenerateRequest, open_client
 from trio_infer.telemetry import PrometheusInstrument
 
 if TYPE_CHECKING:
@@ -103,6 +103,23 @@ async def test_a_stream_is_measured_by_its_deltas(
     assert said["tokens_total generated"] == 3
     assert "connections_lost_total" not in said, "it was closed"
     assert not instrument._last_at, "something is kept"
+
+
+async def test_an_engine_that_counts_below_zero_does_not_end_the_metrics(
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, registry: CollectorRegistry
+) -> None:
+    instrument = PrometheusInstrument(registry)
+    async with open_client(coordinator.address, instruments=[instrument]) as client:
+        async with client.open_group() as group:
+            for counts in ({"prompt_length": -1}, {"num_cached_tokens": -1}, {}):
+                group.submit_nowait(GenerateRequest([1, 2], LONG))
+                coordinator.reply(await coordinator.submission(), [65], **counts)
+                await group.outcomes.receive()
+    said = read(registry, coordinator.address)
+    assert said["requests_ended_total finished"] == 3
+    assert said["requests_in_flight"] == 0
+    assert said["tokens_total generated"] == 3
+    assert said["tokens_total prompt"] == 4
 
 
 async def test_what_runs_and_what_waits_shows_while_it_does(

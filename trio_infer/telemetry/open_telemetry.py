@@ -165,7 +165,7 @@ class OpenTelemetryInstrument(Instrument):
         if ending.finish_reason is not None:
             span.set_attribute(Name.FINISH_REASONS, [ending.finish_reason])
         for kind, count in ((Token.INPUT, ending.prompt_length), (Token.OUTPUT, ending.tokens)):
-            if count:
+            if count and count > 0:  # whatever the peer says
                 labels = {**running.labels, Name.TOKEN_TYPE: kind}
                 self._usage.record(count, labels, running.context)
         if is_error:

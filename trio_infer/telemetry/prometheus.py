@@ -181,7 +181,7 @@ class PrometheusInstrument(Instrument):
             ("cached", ending.cached_tokens),
             ("generated", ending.tokens),
         ):
-            if count:
+            if count and count > 0:  # whatever the peer says
                 self._tokens.labels(request.address, kind).inc(count)
 
     def connection_up(self, change: ConnectionChange) -> None:
