@@ -6,9 +6,9 @@ attribute is all that is spent on them. What no instrument listens to is not mad
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Iterable
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
@@ -21,6 +21,7 @@ from .models import (
     RequestMoment,
     SignalSent,
 )
+from .models.frozen import FrozenMapping
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -97,7 +98,7 @@ def check_instruments(instruments: object) -> tuple[object, ...]:
     """The instruments as a tuple.
 
     Raises:
-        TypeError: for one that has none of the methods.
+        TypeError: for one that has none of the methods, or an asynchronous one.
     """
     if not isinstance(instruments, Iterable):
         msg = f"instruments must be an iterable, not {type(instruments).__name__}"
@@ -108,6 +109,10 @@ def check_instruments(instruments: object) -> tuple[object, ...]:
         if isinstance(each, type) or not methods or not all(map(callable, methods.values())):
             msg = f"each of instruments must have a method of Instrument: {each!r} has none"
             raise TypeError(msg)
+        for name, method in methods.items():
+            if inspect.iscoroutinefunction(method):
+                msg = f"instruments are called synchronously, and {name} of {each!r} is async"
+                raise TypeError(msg)
     return given
 
 
@@ -169,7 +174,7 @@ class Instruments:
                 address=self._address,
                 dialect=self._dialect,
                 prompt_length=prepared.prompt_length,
-                sampling_params=MappingProxyType(prepared.asked),
+                sampling_params=FrozenMapping(prepared.asked),
                 streaming=bool(prepared.asked.get("streaming")),
                 made_at=trio.current_time(),
             ),

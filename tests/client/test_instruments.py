@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import math
+import pickle
 import re
 import signal
 from collections import Counter
@@ -600,10 +601,6 @@ class Raising(Instrument):
         return method
 
 
-for _name in HOOKS:  # overridden, as far as a look at the class can tell
-    setattr(Raising, _name, None)
-
-
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 @pytest.mark.parametrize("hook", HOOKS)
 async def test_an_instrument_that_raises_is_switched_off_and_disturbs_nobody(
@@ -686,6 +683,14 @@ def test_a_method_that_is_none_is_refused() -> None:
         open_client("tcp://localhost:1", instruments=[Wrong()])
 
 
+def test_an_async_method_which_nobody_would_await_is_refused() -> None:
+    class Wrong:
+        async def request_lost(self, _: object) -> None: ...
+
+    with pytest.raises(TypeError, match="request_lost of"):
+        open_client("tcp://localhost:1", instruments=[Wrong()])
+
+
 # What none costs
 
 
@@ -752,6 +757,24 @@ async def test_nothing_is_kept_of_requests_that_have_ended(
 
 
 # The log
+
+
+async def test_the_log_can_go_to_another_process(
+    autojump_clock: Clock,
+    coordinator: ScriptedCoordinator,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG, "trio_infer.telemetry")
+    async with open_client(coordinator.address, instruments=[LoggingInstrument()]) as client:
+        client.engines.set_generation_epoch(7)
+        async with client.stream("hi", LONG):
+            coordinator.partial(await coordinator.submission(), [65])
+            await trio.sleep(1)
+    sent = [pickle.loads(pickle.dumps(record)) for record in caplog.records]
+    events = [record.event for record in sent if record.name == "trio_infer.telemetry"]
+    requests = [event.request for event in events if hasattr(event, "request")]
+    assert len(requests) == 5
+    assert {request.sampling_params["num_tokens_to_generate"] for request in requests} == {100_000}
 
 
 async def test_the_log_has_a_line_for_each_event(
