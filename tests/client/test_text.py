@@ -315,6 +315,21 @@ async def test_held_back_text_comes_before_the_error_that_a_request_ends_with(
                 await stream.receive()
 
 
+async def test_a_request_that_fails_without_tokens_says_so_whatever_the_tokenizer_makes_of_none(
+    coordinator: ScriptedCoordinator,
+) -> None:
+    class Joining:
+        def decode(self, ids: list[int]) -> str:
+            return chr(ids[0]) + "".join(map(chr, ids[1:]))
+
+    async with open_client(coordinator.address, tokenizer=Joining()) as client:
+        async with client.stream("hi", LONG) as stream:
+            coordinator.reply(await coordinator.submission(), [], status="FAILED")
+            with pytest.raises(RequestFailed):
+                await stream.receive()
+        assert stream.text == ""
+
+
 async def test_the_error_that_a_request_ends_with_counts_more_than_its_text(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:

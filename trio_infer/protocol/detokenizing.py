@@ -33,7 +33,7 @@ class Tokenizer(Protocol):
     """What makes text of tokens: a ``tokenizers.Tokenizer``, or anything else that can `decode`."""
 
     def decode(self, ids: list[int], /) -> str:
-        """The text of token ids, wherever they were cut.
+        """The text of token ids, one or more, wherever they were cut.
 
         Half a character is U+FFFD, or nothing. Called in the trio thread, by the task that reads.
         """
@@ -169,7 +169,7 @@ class Detokenizer:
         return text
 
     def _decode(self, tokens: list[int]) -> str:
-        text: object = self._tokenizer.decode(tokens)
+        text: object = self._tokenizer.decode(tokens) if tokens else ""  # some fail of nothing
         if not isinstance(text, str):
             msg = f"a tokenizer must decode to a str, not {type(text).__name__}"
             raise TypeError(msg)
