@@ -1,9 +1,9 @@
 """What comes back for one request: packed bodies, in order, decoded by whoever reads.
 
-The receiving task only puts things in, notes when they came, and wakes the reader by a memory
-channel. Everything that takes time, and everything that can go wrong with a body, happens in the
-task that reads. The bodies themselves do not travel in the channel: it would hand one of them to a
-parked reader, out of sight of a task that closes or looks at the stream in the same tick.
+The receiving task only puts things in, notes when they came, and wakes the reader. Everything that
+takes time, and everything that can go wrong with a body, happens in the task that reads. It finds
+the bodies here: a memory channel would hand one of them to a parked reader, out of sight of a task
+that closes or looks at the stream in the same tick.
 
 What is large, a body or a number of them, is decoded in pieces, and other tasks run in between. How
 far that has come is kept here and not in the task: when it is cancelled, whoever reads next goes on
@@ -12,7 +12,6 @@ from there; and who cannot wait, such as `CompletionStream.completion`, does the
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias
 
@@ -26,6 +25,7 @@ from .protocol.assembly import Assembler
 from .protocol.conversion import Known, request_failed
 from .protocol.packing import Frame, MalformedMessage, unpack_map
 from .protocol.unpacking import HEAVY_BODY, unpack_map_in_pieces
+from .wakeup import Wakeup
 
 if TYPE_CHECKING:
     from .exchange import Exchange, Inbox
@@ -45,7 +45,7 @@ BYTES_BESIDE: Final = 64
 """What a partial result that waits takes beside its own bytes."""
 
 
-@attrs.frozen
+@attrs.define
 class _Final:
     """A final reply, still packed, and when it came."""
 
@@ -145,8 +145,7 @@ class Reception(Generic[ResultT]):
         "_undecoded",
         "_unpacking",
         "_unread_bytes",
-        "_wake",
-        "_woken",
+        "_wakeup",
         "aborted",
         "arrived",
         "completion",
@@ -168,7 +167,7 @@ class Reception(Generic[ResultT]):
     ) -> None:
         self._exchange = exchange
         self._asked = asked
-        self._wake, self._woken = trio.open_memory_channel[None](1)
+        self._wakeup = Wakeup()
         self._undecoded: list[_Arrival] = []
         self._decoding: list[_Arrival] = []  # the next one last
         self._unpacking: Iterator[dict[str, Any] | None] | None = None  # the body of that one
@@ -259,8 +258,7 @@ class Reception(Generic[ResultT]):
     def _put(self, arrival: _Arrival) -> None:
         self._undecoded.append(arrival)
         if len(self._undecoded) == 1:  # else somebody has been woken already
-            with contextlib.suppress(trio.WouldBlock, trio.BrokenResourceError):
-                self._wake.send_nowait(None)
+            self._wakeup.set()
 
     # Called by the task that reads
 
@@ -335,7 +333,7 @@ class Reception(Generic[ResultT]):
 
     async def read_next(self) -> None:
         """As `read_news`, with all that had come decoded: waits until there may be more."""
-        await self._woken.receive()
+        await self._wakeup.wait()
         await self._decode_in_turns()
 
     async def _decode_in_turns(self) -> None:  # noqa: ASYNC910 - what is small is decoded at once
@@ -348,7 +346,7 @@ class Reception(Generic[ResultT]):
     def close(self) -> None:
         """Wakes who waits. What has come can still be decoded."""
         self._closed = True
-        self._woken.close()
+        self._wakeup.close()
 
     @trio.lowlevel.enable_ki_protection
     def decode(self) -> None:
@@ -368,19 +366,22 @@ class Reception(Generic[ResultT]):
         """Decodes some of what was taken up; returns whether there is more of it."""
         arrivals, unread_bytes = self._decoding, self._unread_bytes
         for _ in range(DECODED_AT_ONCE):
-            if self.has_ended:
-                arrivals.clear()
             if not arrivals:
                 return False
             if unread_bytes - self._unread_bytes >= HEAVY_BODY:
                 break
+            arrival = arrivals[-1]
             try:
-                if self._decode_one(arrivals[-1]):
-                    arrivals.pop()
-                else:
+                if type(arrival) is bytes and len(arrival) < HEAVY_BODY:  # by far the most
+                    self.arrived.add_partial(arrival)
+                    self._unread_bytes -= len(arrival) + BYTES_BESIDE
+                elif not self._decode_one(arrival):
                     return True
+                arrivals.pop()
             except MalformedMessage as error:
                 self._fail(error)
+            if self._make_error is not _not_ended:
+                arrivals.clear()
         return True
 
     def _decode_one(self, arrival: _Arrival) -> bool:

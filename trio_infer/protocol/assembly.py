@@ -70,6 +70,9 @@ class Assembler:
         if tokens is None:
             msg = "a partial result without new_tokens"
             raise MalformedMessage(msg)
+        if len(partial) == 1 and not (self._log_probs or self._top_n):
+            self.tokens += tokens
+            return
         log_probs = partial.get("new_log_probs", [])
         entries = partial.get("new_top_n_logprobs", [])
         if entries:
