@@ -206,7 +206,9 @@ class Reception(Generic[ResultT]):
             self.observation.partial(len(body))
         self._unread_bytes += len(body) + BYTES_BESIDE
         if self._unread_bytes <= MAX_UNREAD_BYTES:
-            self._put(body)
+            self._undecoded.append(body)
+            if len(self._undecoded) == 1:  # else somebody has been woken already
+                self._wakeup.set()
         else:
             msg = f"more than {MAX_UNREAD_BYTES} bytes of partial results that nobody has read"
             error = MalformedMessage(msg)
@@ -253,11 +255,8 @@ class Reception(Generic[ResultT]):
 
     def _end(self, arrival: _Arrival) -> None:
         self.ended = True
-        self._put(arrival)
-
-    def _put(self, arrival: _Arrival) -> None:
         self._undecoded.append(arrival)
-        if len(self._undecoded) == 1:  # else somebody has been woken already
+        if len(self._undecoded) == 1:
             self._wakeup.set()
 
     # Called by the task that reads

@@ -5,7 +5,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from trio_infer.protocol.client_codec import MAX_METADATA_BYTES, ClientCodec
+from trio_infer.protocol.client_codec import MAX_HEADS, MAX_METADATA_BYTES, ClientCodec
 from trio_infer.protocol.coordinator_codec import CoordinatorCodec
 from trio_infer.protocol.dialect import Kind
 from trio_infer.protocol.dialects import DIALECTS, FRAMED
@@ -169,6 +169,31 @@ def test_bytes_that_are_no_metadata(frame: bytes, complaint: str) -> None:
     with pytest.raises(MalformedMessage, match=complaint) as caught:
         CLIENT.decode([frame, BODY])
     assert caught.value.request_id is None
+
+
+def test_metadata_as_large_as_a_body_is_refused_though_its_bytes_may_change() -> None:
+    with pytest.raises(MalformedMessage, match="metadata of"):
+        CLIENT.decode([memoryview(bytearray(2**16)), BODY])
+
+
+def test_partial_results_that_begin_alike_are_read_alike_and_no_others_with_them() -> None:
+    codec = ClientCodec(CLIENT.dialect)
+    metadata = msgpack.packb([22, 5])
+    for body in (b"\x80", b"\x81"):
+        assert codec.decode([metadata, body]) == (Kind.ENGINE_REPLY_PARTIAL, 5, body)
+    with pytest.raises(MalformedMessage, match="ENGINE_REPLY_PARTIAL with 1 fields and 3 frames"):
+        codec.decode([metadata, BODY, BODY])
+    with pytest.raises(MalformedMessage, match="ENGINE_REPLY_PARTIAL with 1 fields and 1 frames"):
+        codec.decode([metadata])
+    assert codec.decode([msgpack.packb([21, 5]), BODY]) == (Kind.ENGINE_REPLY, 5, BODY)
+
+
+def test_what_partial_results_begin_with_does_not_pile_up_over_the_years() -> None:
+    codec = ClientCodec(CLIENT.dialect)
+    for number in range(2 * MAX_HEADS):
+        codec.decode([msgpack.packb([22, number]), BODY])
+        assert len(codec._heads) <= MAX_HEADS
+    assert codec.decode([msgpack.packb([22, 1]), BODY]).request_id == 1
 
 
 def test_a_message_without_frames() -> None:

@@ -223,7 +223,7 @@ async def test_a_flood_lets_other_tasks_run(ends: Ends) -> None:
     while len(router.messages) < 2_000:
         turns.append(len(router.messages))
         await trio.lowlevel.checkpoint()
-    assert len(set(turns)) > 4
+    assert len(set(turns)) >= 4  # a turn for each budget, or for every other one
 
 
 # In memory only

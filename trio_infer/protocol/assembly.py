@@ -36,6 +36,8 @@ _PARTIAL_RESULT: Final[Mapping[str, Wanted]] = {
 }
 """The fields of a partial result that a delta is made of."""
 
+_LOG_PROBS: Final = frozenset(_PARTIAL_RESULT) - {"new_tokens"}
+
 
 @attrs.define(eq=False)
 class Assembler:
@@ -65,14 +67,14 @@ class Assembler:
 
     def add_partial_fields(self, fields: Mapping[str, Any]) -> None:
         """As `add_partial`, of a body that is unpacked already."""
-        partial, _ = structure(fields, _PARTIAL_RESULT)
-        tokens = partial.get("new_tokens")
+        tokens = fields.get("new_tokens")
         if tokens is None:
             msg = "a partial result without new_tokens"
             raise MalformedMessage(msg)
-        if len(partial) == 1 and not (self._log_probs or self._top_n):
-            self.tokens += tokens
+        if not (fields.keys() & _LOG_PROBS or self._log_probs or self._top_n):
+            self.tokens += ints(tokens)  # by far the most bring no more
             return
+        partial, _ = structure(fields, _PARTIAL_RESULT)
         log_probs = partial.get("new_log_probs", [])
         entries = partial.get("new_top_n_logprobs", [])
         if entries:

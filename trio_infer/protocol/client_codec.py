@@ -22,6 +22,11 @@ __all__ = ["ClientCodec", "ServerMessage", "Submission"]
 MAX_METADATA_BYTES: Final = 256
 """The metadata frame of a reply is a header number and a request id: a dozen bytes."""
 
+MAX_HEADS: Final = 2**13
+"""So many metadata frames of partial results are remembered: one for each stream, or some more."""
+
+_PAIR: Final = 2
+
 HEAD_BYTES: Final = 32
 """Where one frame holds everything, the list's length, the number and the id are among these."""
 
@@ -70,11 +75,14 @@ def _plan(dialect: Dialect, kind: Kind) -> tuple[bytes, tuple[str, ...], tuple[s
 class ClientCodec:
     """The client's side of a dialect.
 
-    Each method makes one message's frames, or reads one; none keeps anything. What the dialect has
-    no words for raises `UnsupportedByDialect`.
+    Each method makes one message's frames, or reads one. What the dialect has no words for raises
+    `UnsupportedByDialect`.
     """
 
     dialect: Dialect
+    _heads: dict[bytes, tuple[Kind, int]] = attrs.field(
+        factory=dict, init=False, repr=False, eq=False
+    )
 
     def connect(self) -> Frames:
         """The first message of every connection."""
@@ -135,11 +143,17 @@ class ClientCodec:
         if not frames:
             msg = "a message without frames"
             raise MalformedMessage(msg)
+        if len(frames) == _PAIR and type(frames[0]) is bytes:
+            head = self._heads.get(frames[0])
+            if head is not None:
+                return ServerMessage(*head, frames[1])
         dialect = self.dialect
         read_head = _metadata_head if dialect.is_multipart else _inner_head
         kind, length, first, end = read_head(dialect, frames[0])
         is_reply = kind is _FINAL or kind is _PARTIAL
         if is_reply and is_id(first) and (length, len(frames)) == _SHAPES[dialect.is_multipart]:
+            if kind is _PARTIAL and dialect.is_multipart:
+                self._remember(bytes(frames[0]), kind, first)
             return ServerMessage(kind, first, frames[1] if length == 1 else frames[0][end:])
         if kind is Kind.CONNECT_ACK:
             if length or len(frames) != 1 or end != len(frames[0]):
@@ -153,6 +167,12 @@ class ClientCodec:
         request_id = first if is_id(first) else None
         is_final = kind is _FINAL
         raise MalformedMessage(msg, request_id=request_id, is_final=is_final)
+
+    def _remember(self, frame: bytes, kind: Kind, request_id: int) -> None:
+        """Keeps what was read, since the next partial result of that request begins alike."""
+        if len(self._heads) == MAX_HEADS:
+            self._heads.clear()
+        self._heads[frame] = kind, request_id
 
 
 # How the first frame of a message begins: its kind, how many fields stand behind the header number,

@@ -68,15 +68,16 @@ class Draining(ABC):
             return True
         self._home.check()  # in a forked process ZeroMQ would wait for itself, and never return
         self._draining = True
-        deadline = self._now() + DRAIN_SECONDS
+        now, receive = self._now, self._receive
+        deadline = now() + DRAIN_SECONDS
         try:
             for _ in range(DRAIN_MESSAGES):
-                frames = self._receive()
+                frames = receive()
                 if frames is None:
                     return True
                 if frames:
                     deliver(frames)
-                if self._now() > deadline:
+                if now() > deadline:
                     return False
             return False
         finally:

@@ -172,14 +172,15 @@ class ZmqSocket(Draining):
             frame = self._receive_frame(NOBLOCK, copy=False)
         except zmq.Again:
             return None
-        frames = [_content(frame)]
-        while frame.more:
+        frames: Frames = []
+        while True:
+            frames.append(frame.bytes if len(frame) < COPY_BELOW else frame.buffer)
+            if not frame.more:
+                return frames
             if len(frames) == MAX_FRAMES:
                 self._has_rest = True
-                break
+                return frames
             frame = self._receive_frame(NOBLOCK, copy=False)
-            frames.append(_content(frame))
-        return frames
 
     def _skip_rest(self) -> None:
         """Throws away frames of a message that had too many."""
@@ -269,10 +270,6 @@ class ZmqSocket(Draining):
                 self._parked = False
                 trio.lowlevel.notify_closing(self._fd)
             self._looked = True
-
-
-def _content(frame: zmq.Frame) -> Frame:
-    return frame.bytes if len(frame) < COPY_BELOW else frame.buffer
 
 
 _NO_ADDRESS: Final = (zmq.EINVAL, zmq.EPROTONOSUPPORT, zmq.ENOCOMPATPROTO)
