@@ -3,88 +3,142 @@
 from __future__ import annotations
 
 import time
+from contextlib import asynccontextmanager
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import trio
-from floor import PROMPT
-from server import STREAM_TOKENS
+from floor import PAUSE, PROMPT, stamps
+from measuring import TICK, Figures, median
 
 from trio_infer import GenerateRequest, InferenceClient, SamplingParams, open_client
 
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
-async def _round_trip(address: str, count: int) -> float:
+NAME = "trio-infer"
+
+SUBMITTED_AT_ONCE = 64  # requests, before other tasks have their turn
+
+
+@asynccontextmanager
+async def ticking(figures: Figures, *, ticks: bool = True) -> AsyncIterator[None]:
+    """Measures the block, and the delay of a task beside it that ticks."""
+
+    async def tick() -> None:
+        while True:
+            with figures.tick():
+                await trio.sleep(TICK)
+
+    async with trio.open_nursery() as nursery:
+        if ticks:
+            nursery.start_soon(tick)
+            await trio.sleep(2 * TICK)
+        with figures.taken():
+            yield
+        nursery.cancel_scope.cancel()
+
+
+async def _round_trip(address: str, count: int) -> Figures:
     params = SamplingParams()
-    times = []
-    async with open_client(address) as client:
+    figures, times = Figures(), []
+    async with open_client(address) as client, ticking(figures, ticks=False):
         for _ in range(count):
             start = time.perf_counter()
             await client.generate(PROMPT, params)
             times.append(time.perf_counter() - start)
-    return sorted(times)[count // 2]
+    figures.seconds = median(times)
+    return figures
 
 
-def round_trip(address: str, count: int) -> float:
-    """Median seconds of a `generate`, one at a time."""
+def round_trip(address: str, count: int) -> Figures:
+    """A `generate` at a time."""
     return trio.run(_round_trip, address, count)
 
 
-async def _requests(address: str, count: int, in_flight: int) -> float:
-    params = SamplingParams()
-
-    async def worker(client: InferenceClient) -> None:
-        for _ in range(count // in_flight):
-            await client.generate(PROMPT, params)
-
-    async with open_client(address) as client:
-        start = time.perf_counter()
-        async with trio.open_nursery() as nursery:
-            for _ in range(in_flight):
-                nursery.start_soon(worker, client)
-        return count / (time.perf_counter() - start)
-
-
-def requests(address: str, count: int, in_flight: int) -> float:
-    """Requests per second, a task for each in flight."""
-    return trio.run(partial(_requests, address, count, in_flight))
-
-
-async def _group(address: str, count: int, in_flight: int) -> float:
+async def _group(address: str, count: int, in_flight: int) -> Figures:
     request = GenerateRequest(PROMPT, SamplingParams())
-    async with open_client(address) as client:
-        start = time.perf_counter()
-        async with client.open_group() as group:
-            for _ in range(in_flight):
+    figures = Figures()
+    async with (
+        open_client(address) as client,
+        ticking(figures),
+        client.open_group() as group,
+    ):
+        for number in range(1, in_flight + 1):
+            group.submit_nowait(request)
+            if number % SUBMITTED_AT_ONCE == 0:
+                await trio.lowlevel.checkpoint()
+        left = count - in_flight
+        async for outcome in group.outcomes:
+            outcome.unwrap()
+            if left:
+                left -= 1
                 group.submit_nowait(request)
-            left = count - in_flight
-            async for outcome in group.outcomes:
-                outcome.unwrap()
-                if left:
-                    left -= 1
-                    group.submit_nowait(request)
-        return count / (time.perf_counter() - start)
+    return figures
 
 
-def group(address: str, count: int, in_flight: int) -> float:
-    """Requests per second, all of them in one group."""
-    return trio.run(partial(_group, address, count, in_flight))
+def group(address: str, count: int, in_flight: int) -> Figures:
+    """All of them in one group."""
+    return trio.run(_group, address, count, in_flight)
 
 
-async def _streams(address: str, count: int) -> float:
+async def _tasks(address: str, at_once: int, times: int) -> Figures:
     params = SamplingParams()
+    figures = Figures()
+    async with open_client(address) as client, ticking(figures):
+        for _ in range(times):
+            async with trio.open_nursery() as nursery:
+                for _ in range(at_once):
+                    nursery.start_soon(client.generate, PROMPT, params)
+    return figures
+
+
+def tasks(address: str, at_once: int, times: int) -> Figures:
+    """A task for each, which does one `generate`."""
+    return trio.run(_tasks, address, at_once, times)
+
+
+async def _streams(address: str, at_once: int, times: int, pause: float) -> Figures:
+    params = SamplingParams()
+    asked: dict[str, Any] = {"offload_params": {"pause": pause}} if pause else {}
+    figures = Figures()
 
     async def read(client: InferenceClient) -> None:
-        async with client.stream(PROMPT, params) as stream:
+        async with client.stream(PROMPT, params, **asked) as stream:
             async for _ in stream:
                 pass
 
-    async with open_client(address) as client:
-        start = time.perf_counter()
-        async with trio.open_nursery() as nursery:
+    async with open_client(address) as client, ticking(figures, ticks=not pause):
+        for _ in range(times):
+            async with trio.open_nursery() as nursery:
+                for _ in range(at_once):
+                    nursery.start_soon(read, client)
+    return figures
+
+
+def streams(address: str, at_once: int, times: int, pause: float = 0.0) -> Figures:
+    """A task for each stream."""
+    return trio.run(_streams, address, at_once, times, pause)
+
+
+async def _cancel(address: str, count: int) -> Figures:
+    params = SamplingParams()
+    figures, times = Figures(), []
+    with stamps(address) as arrivals:
+        async with open_client(address) as client, ticking(figures, ticks=False):
+            held = partial(client.generate, PROMPT, params, offload_params={"hold": True})
             for _ in range(count):
-                nursery.start_soon(read, client)
-        return count * STREAM_TOKENS / (time.perf_counter() - start)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(held)
+                    await trio.sleep(PAUSE)
+                    start = time.perf_counter()
+                    nursery.cancel_scope.cancel()
+                await trio.sleep(PAUSE)
+                times.append(arrivals.next() - start)
+    figures.seconds = median(times)
+    return figures
 
 
-def streams(address: str, count: int) -> float:
-    """Tokens per second over so many streams at once, a task for each."""
-    return trio.run(_streams, address, count)
+def cancel(address: str, count: int) -> Figures:
+    """A cancelled `generate`, from the cancellation to the arrival of its ABORT."""
+    return trio.run(_cancel, address, count)

@@ -8,18 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 import zmq
-from server import STREAM_TOKENS
+from measuring import Figures, median
+from server import NOTHING, WHEN
 
 from trio_infer import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+NAME = "floor"
+
 PROMPT = [1, 2, 3]
+PAUSE = 0.002  # before and after a cancellation: time for the server to fall asleep
 
 
 @contextmanager
 def dealer(address: str) -> Iterator[zmq.Socket[bytes]]:
+    """A connected socket, and the handshake done."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.set(zmq.SNDHWM, 0)
         socket.set(zmq.RCVHWM, 0)
@@ -30,10 +35,37 @@ def dealer(address: str) -> Iterator[zmq.Socket[bytes]]:
         yield socket
 
 
-def submit(socket: zmq.Socket[bytes], number: int, params: dict[str, Any]) -> None:
+class Stamps:
+    """Asks the server when an abort arrived: it has the same clock."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self._socket = socket
+        self._aborts, _ = self._ask()
+
+    def _ask(self) -> tuple[int, float]:
+        self._socket.send(WHEN)
+        aborts, at = msgpack.unpackb(self._socket.recv())
+        return aborts, at
+
+    def next(self) -> float:
+        """When the next one came, waited for."""
+        while True:
+            aborts, at = self._ask()
+            if aborts > self._aborts:
+                self._aborts = aborts
+                return at
+
+
+@contextmanager
+def stamps(address: str) -> Iterator[Stamps]:
+    with dealer(address) as socket:
+        yield Stamps(socket)
+
+
+def request(number: int, params: dict[str, Any], asked: bytes = NOTHING) -> list[bytes]:
+    """The frames of a request."""
     pack = msgpack.packb
-    none = pack(None)
-    socket.send_multipart([pack([20, number, params, None]), pack(PROMPT), none, none, none])
+    return [pack([20, number, params, None]), pack(PROMPT), NOTHING, NOTHING, asked]
 
 
 def receive(socket: zmq.Socket[bytes]) -> int:
@@ -43,41 +75,75 @@ def receive(socket: zmq.Socket[bytes]) -> int:
     return header
 
 
-def round_trip(address: str, count: int) -> float:
-    """Median seconds from a request to its reply, one at a time."""
+def round_trip(address: str, count: int) -> Figures:
+    """One request at a time."""
     params = SamplingParams().serialize()
-    times = []
-    with dealer(address) as socket:
+    figures, times = Figures(), []
+    with dealer(address) as socket, figures.taken():
         for number in range(count):
             start = time.perf_counter()
-            submit(socket, number, params)
+            socket.send_multipart(request(number, params))
             receive(socket)
             times.append(time.perf_counter() - start)
-    return sorted(times)[count // 2]
+    figures.seconds = median(times)
+    return figures
 
 
-def requests(address: str, count: int, in_flight: int) -> float:
-    """Requests per second, with so many in flight."""
+def group(address: str, count: int, in_flight: int) -> Figures:
+    """So many in flight all the time."""
     params = SamplingParams().serialize()
-    with dealer(address) as socket:
-        start = time.perf_counter()
+    figures = Figures()
+    with dealer(address) as socket, figures.taken():
         for number in range(in_flight):
-            submit(socket, number, params)
+            socket.send_multipart(request(number, params))
         for number in range(in_flight, count + in_flight):
             receive(socket)
             if number < count:
-                submit(socket, number, params)
-        return count / (time.perf_counter() - start)
+                socket.send_multipart(request(number, params))
+    return figures
 
 
-def streams(address: str, count: int) -> float:
-    """Tokens per second over so many streams at once."""
+def tasks(address: str, at_once: int, times: int) -> Figures:
+    """So many at once, and again when all are done."""
+    params = SamplingParams().serialize()
+    figures = Figures()
+    with dealer(address) as socket, figures.taken():
+        for time_ in range(times):
+            for number in range(at_once):
+                socket.send_multipart(request(time_ * at_once + number, params))
+            for _ in range(at_once):
+                receive(socket)
+    return figures
+
+
+def streams(address: str, at_once: int, times: int, pause: float = 0.0) -> Figures:
+    """So many streams at once, and again when all are done."""
     params = SamplingParams(streaming=True).serialize()
-    with dealer(address) as socket:
-        start = time.perf_counter()
+    asked = msgpack.packb({"pause": pause}) if pause else NOTHING
+    figures = Figures()
+    with dealer(address) as socket, figures.taken():
+        for time_ in range(times):
+            for number in range(at_once):
+                socket.send_multipart(request(time_ * at_once + number, params, asked))
+            left = at_once
+            while left:
+                left -= receive(socket) == 21
+    return figures
+
+
+def cancel(address: str, count: int) -> Figures:
+    """A bare ABORT, from its sending to its arrival."""
+    params = SamplingParams().serialize()
+    held = msgpack.packb({"hold": True})
+    figures, times = Figures(), []
+    with dealer(address) as socket, stamps(address) as arrivals, figures.taken():
         for number in range(count):
-            submit(socket, number, params)
-        left = count
-        while left:
-            left -= receive(socket) == 21
-        return count * STREAM_TOKENS / (time.perf_counter() - start)
+            socket.send_multipart(request(number, params, held))
+            time.sleep(PAUSE)
+            start = time.perf_counter()
+            socket.send(msgpack.packb([23, number]))
+            time.sleep(PAUSE)
+            times.append(arrivals.next() - start)
+            receive(socket)
+    figures.seconds = median(times)
+    return figures

@@ -1,74 +1,119 @@
-"""Prints how near the client comes to the floor, as ratios: `nox -s bench`.
+"""Prints how near the client comes to the floor, and what its peers reach: `nox -s bench`.
 
-Floor and client take turns in one run, so that a machine which slows down slows down both.
+All take turns in one run, each in a process of its own, so that a machine which slows down slows
+down all of them, and nobody's garbage is another's.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import platform
 import statistics
-from collections.abc import Callable
-from functools import partial
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from importlib import import_module
 from importlib.metadata import version
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-import client
-import floor
+from rows import ROWS, WORK, Row, Work
 from server import server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from measuring import Figures
 
 ROUNDS = 5
 
-Work = Callable[[str], float]
+FLOOR, OURS, ASYNCIO, ANYIO = "floor", "client", "asyncio_peer", "anyio_peer"
+NEEDS = {FLOOR: "zmq", OURS: "trio", ASYNCIO: "zmq", ANYIO: "zmq_anyio"}
 
-ROWS: tuple[tuple[str, Work, Work, bool], ...] = (
-    # what is measured, by the floor, by the client, whether less is better
-    (
-        "round trip, one in flight, p50",
-        partial(floor.round_trip, count=2000),
-        partial(client.round_trip, count=2000),
-        True,
-    ),
-    (
-        "requests/s, 1,000 in flight, a task for each",
-        partial(floor.requests, count=20_000, in_flight=1000),
-        partial(client.requests, count=20_000, in_flight=1000),
-        False,
-    ),
-    (
-        "requests/s, 1,000 in flight, in a group",
-        partial(floor.requests, count=20_000, in_flight=1000),
-        partial(client.group, count=20_000, in_flight=1000),
-        False,
-    ),
-    (
-        "tokens/s, 64 streams",
-        partial(floor.streams, count=64),
-        partial(client.streams, count=64),
-        False,
-    ),
-    (
-        "tokens/s, 1,000 streams",
-        partial(floor.streams, count=1000),
-        partial(client.streams, count=1000),
-        False,
-    ),
-)
+
+def work_of(module: str, work: Work, address: str) -> Figures:
+    """Runs in the contestant's own process."""
+    figures: Figures = getattr(import_module(module), work.function)(address, **work.arguments)
+    return figures
+
+
+class Contest:
+    """The contestants, each with its process, and what they took of each work."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.modules = [module for module, need in NEEDS.items() if find_spec(need)]
+        self._pools = {
+            module: stack.enter_context(ProcessPoolExecutor(1, mp_context=context))
+            for module in self.modules
+        }
+
+    def run(self, work: Work, address: str) -> dict[str, list[Figures]]:
+        taken: dict[str, list[Figures]] = {module: [] for module in self.modules}
+        for _ in range(ROUNDS):
+            for module, figures in taken.items():
+                future = self._pools[module].submit(work_of, module, work, address)
+                figures.append(future.result())
+        return taken
+
+
+def ratios(row: Row, taken: dict[str, list[Figures]], module: str) -> list[float]:
+    """Of each round: to the floor, or, of a delay, to zmq.asyncio's."""
+    figure = "seconds" if row.figure == "rate" else row.figure
+    base = taken[ASYNCIO if row.figure == "delay" else FLOOR]
+    pairs = [
+        (getattr(mine, figure), getattr(other, figure))
+        for mine, other in zip(taken[module], base, strict=True)
+    ]
+    if row.more_is_better:
+        return sorted(other / mine for mine, other in pairs)
+    return sorted(mine / other for mine, other in pairs)
+
+
+def shown(ratio: float) -> str:
+    if ratio < 0.1:
+        return f"1/{1 / ratio:.0f}" if ratio else "0"
+    return f"{ratio:.2f}"
+
+
+def absolute(row: Row, taken: dict[str, list[Figures]]) -> str:
+    module = ASYNCIO if row.figure == "delay" else FLOOR
+    figure = "seconds" if row.figure == "rate" else row.figure
+    value = statistics.median(getattr(figures, figure) for figures in taken[module])
+    return f"{value * 1000:.3g} ms"
+
+
+def table(contest: Contest, address: str) -> Iterator[str]:
+    peers = [module for module in contest.modules if module not in (FLOOR, OURS)]
+    names = [import_module(module).NAME for module in peers]
+    yield f"| | bar | aim | trio-infer | lowest | highest | {' | '.join(names)} | base |"
+    yield "|---" * (7 + len(peers)) + "|"
+    done: dict[str, dict[str, list[Figures]]] = {}
+    for row in ROWS:
+        if row.work not in done:
+            done[row.work] = contest.run(WORK[row.work], address)
+        taken = done[row.work]
+        sign = "≥" if row.more_is_better else "≤"
+        ours = ratios(row, taken, OURS)
+        cells = [
+            row.title,
+            "" if row.bar is None else f"{sign} {shown(row.bar)}",
+            "" if row.aim is None else shown(row.aim),
+            *map(shown, (statistics.median(ours), ours[0], ours[-1])),
+            *(shown(statistics.median(ratios(row, taken, peer))) for peer in peers),
+            absolute(row, taken),
+        ]
+        yield f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
     packages = ", ".join(f"{name} {version(name)}" for name in ("trio", "pyzmq", "msgpack"))
     print(f"Python {platform.python_version()}, {packages}; {ROUNDS} rounds\n")
-    print("| | ratio to the floor | lowest | highest |")
-    print("|---|---|---|---|")
-    with server() as address:
-        for name, by_floor, by_client, less_is_better in ROWS:
-            ratios = sorted(by_client(address) / by_floor(address) for _ in range(ROUNDS))
-            shown = " | ".join(
-                f"{r:.2f}" for r in (statistics.median(ratios), ratios[0], ratios[-1])
-            )
-            print(
-                f"| {name}{' (less is better)' if less_is_better else ''} | {shown} |", flush=True
-            )
+    with ExitStack() as stack:
+        address = stack.enter_context(server())
+        for line in table(Contest(stack), address):
+            print(line, flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""What is measured of one run, and the ticker that feels how long others were kept from running."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TICK = 0.001
+
+
+class Figures:
+    """The figures of a run.
+
+    Attributes:
+        seconds: that it took, or, of a latency, the median.
+        cpu: seconds of all threads of the process.
+        delay: by which the latest tick came too late.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.cpu = 0.0
+        self.delay = 0.0
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Measures the block."""
+        cpu, start = time.process_time(), time.perf_counter()
+        yield
+        self.seconds = time.perf_counter() - start
+        self.cpu = time.process_time() - cpu
+
+    @contextmanager
+    def tick(self) -> Iterator[None]:
+        """Notes by how much a sleep of `TICK` takes longer, and one that was cut short as well."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.delay = max(self.delay, time.perf_counter() - start - TICK)
+
+
+def median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
