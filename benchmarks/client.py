@@ -39,10 +39,10 @@ async def ticking(figures: Figures, *, ticks: bool = True) -> AsyncIterator[None
         nursery.cancel_scope.cancel()
 
 
-async def _round_trip(address: str, count: int) -> Figures:
+async def _round_trip(address: str, count: int, dialect: str) -> Figures:
     params = SamplingParams()
     figures, times = Figures(), []
-    async with open_client(address) as client, ticking(figures, ticks=False):
+    async with open_client(address, dialect=dialect) as client, ticking(figures, ticks=False):
         for _ in range(count):
             start = time.perf_counter()
             await client.generate(PROMPT, params)
@@ -51,16 +51,16 @@ async def _round_trip(address: str, count: int) -> Figures:
     return figures
 
 
-def round_trip(address: str, count: int) -> Figures:
+def round_trip(address: str, count: int, dialect: str = "framed") -> Figures:
     """A `generate` at a time."""
-    return trio.run(_round_trip, address, count)
+    return trio.run(_round_trip, address, count, dialect)
 
 
-async def _group(address: str, count: int, in_flight: int) -> Figures:
+async def _group(address: str, count: int, in_flight: int, dialect: str) -> Figures:
     request = GenerateRequest(PROMPT, SamplingParams())
     figures = Figures()
     async with (
-        open_client(address) as client,
+        open_client(address, dialect=dialect) as client,
         ticking(figures),
         client.open_group() as group,
     ):
@@ -77,9 +77,9 @@ async def _group(address: str, count: int, in_flight: int) -> Figures:
     return figures
 
 
-def group(address: str, count: int, in_flight: int) -> Figures:
+def group(address: str, count: int, in_flight: int, dialect: str = "framed") -> Figures:
     """All of them in one group."""
-    return trio.run(_group, address, count, in_flight)
+    return trio.run(_group, address, count, in_flight, dialect)
 
 
 async def _tasks(address: str, at_once: int, times: int) -> Figures:
@@ -98,7 +98,7 @@ def tasks(address: str, at_once: int, times: int) -> Figures:
     return trio.run(_tasks, address, at_once, times)
 
 
-async def _streams(address: str, at_once: int, times: int, pause: float) -> Figures:
+async def _streams(address: str, at_once: int, times: int, pause: float, dialect: str) -> Figures:
     params = SamplingParams()
     asked: dict[str, Any] = {"offload_params": {"pause": pause}} if pause else {}
     figures = Figures()
@@ -108,7 +108,10 @@ async def _streams(address: str, at_once: int, times: int, pause: float) -> Figu
             async for _ in stream:
                 pass
 
-    async with open_client(address) as client, ticking(figures, ticks=not pause):
+    async with (
+        open_client(address, dialect=dialect) as client,
+        ticking(figures, ticks=not pause),
+    ):
         for _ in range(times):
             async with trio.open_nursery() as nursery:
                 for _ in range(at_once):
@@ -116,9 +119,11 @@ async def _streams(address: str, at_once: int, times: int, pause: float) -> Figu
     return figures
 
 
-def streams(address: str, at_once: int, times: int, pause: float = 0.0) -> Figures:
+def streams(
+    address: str, at_once: int, times: int, pause: float = 0.0, dialect: str = "framed"
+) -> Figures:
     """A task for each stream."""
-    return trio.run(_streams, address, at_once, times, pause)
+    return trio.run(_streams, address, at_once, times, pause, dialect)
 
 
 async def _cancel(address: str, count: int) -> Figures:

@@ -75,31 +75,50 @@ def receive(socket: zmq.Socket[bytes]) -> int:
     return header
 
 
-def round_trip(address: str, count: int) -> Figures:
+def request_in_one(number: int, params: dict[str, Any], _: bytes = NOTHING) -> list[bytes]:
+    """The same in the dialects of one frame."""
+    return [msgpack.packb([20, number, PROMPT, params, None])]
+
+
+def receive_in_one(socket: zmq.Socket[bytes]) -> int:
+    header: int = msgpack.unpackb(socket.recv())[0]
+    return header
+
+
+WIRES = {
+    "framed": (request, receive),
+    "0.20": (request_in_one, receive_in_one),
+    "0.19": (request_in_one, receive_in_one),
+}
+
+
+def round_trip(address: str, count: int, dialect: str = "framed") -> Figures:
     """One request at a time."""
     params = SamplingParams().serialize()
+    make, take = WIRES[dialect]
     figures, times = Figures(), []
     with dealer(address) as socket, figures.taken():
         for number in range(count):
             start = time.perf_counter()
-            socket.send_multipart(request(number, params))
-            receive(socket)
+            socket.send_multipart(make(number, params))
+            take(socket)
             times.append(time.perf_counter() - start)
     figures.seconds = median(times)
     return figures
 
 
-def group(address: str, count: int, in_flight: int) -> Figures:
+def group(address: str, count: int, in_flight: int, dialect: str = "framed") -> Figures:
     """So many in flight all the time."""
     params = SamplingParams().serialize()
+    make, take = WIRES[dialect]
     figures = Figures()
     with dealer(address) as socket, figures.taken():
         for number in range(in_flight):
-            socket.send_multipart(request(number, params))
+            socket.send_multipart(make(number, params))
         for number in range(in_flight, count + in_flight):
-            receive(socket)
+            take(socket)
             if number < count:
-                socket.send_multipart(request(number, params))
+                socket.send_multipart(make(number, params))
     return figures
 
 
@@ -116,18 +135,21 @@ def tasks(address: str, at_once: int, times: int) -> Figures:
     return figures
 
 
-def streams(address: str, at_once: int, times: int, pause: float = 0.0) -> Figures:
+def streams(
+    address: str, at_once: int, times: int, pause: float = 0.0, dialect: str = "framed"
+) -> Figures:
     """So many streams at once, and again when all are done."""
     params = SamplingParams(streaming=True).serialize()
     asked = msgpack.packb({"pause": pause}) if pause else NOTHING
+    make, take = WIRES[dialect]
     figures = Figures()
     with dealer(address) as socket, figures.taken():
         for time_ in range(times):
             for number in range(at_once):
-                socket.send_multipart(request(time_ * at_once + number, params, asked))
+                socket.send_multipart(make(time_ * at_once + number, params, asked))
             left = at_once
             while left:
-                left -= receive(socket) == 21
+                left -= take(socket) == 21
     return figures
 
 

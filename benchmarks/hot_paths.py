@@ -10,7 +10,7 @@ import pstats
 import sys
 
 import client
-from rows import WORK
+from rows import WORKS
 from server import server
 
 LINES = 25
@@ -20,7 +20,7 @@ def main(chosen: list[str]) -> None:
     """Profiles the workloads of these names, or all."""
     with server() as address:
         client.round_trip(address, count=100)  # imports, and what is made once
-        for name, work in WORK.items():
+        for name, work in WORKS.items():
             if chosen and name not in chosen:
                 continue
             profile = cProfile.Profile()

@@ -17,12 +17,13 @@ class Figures:
 
     Attributes:
         seconds: that it took, or, of a latency, the median.
+        wall: seconds that it took, in any case.
         cpu: seconds of all threads of the process.
         delay: by which the latest tick came too late.
     """
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self.seconds = self.wall = 0.0
         self.cpu = 0.0
         self.delay = 0.0
 
@@ -31,7 +32,7 @@ class Figures:
         """Measures the block."""
         cpu, start = time.process_time(), time.perf_counter()
         yield
-        self.seconds = time.perf_counter() - start
+        self.seconds = self.wall = time.perf_counter() - start
         self.cpu = time.process_time() - cpu
 
     @contextmanager

@@ -4,24 +4,40 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal, NamedTuple
 
+from server import STREAM_TOKENS
+
 
 class Work(NamedTuple):
-    """A workload: a function of each contestant's module, and its arguments."""
+    """A workload: a function of each contestant's module, its arguments, and what comes of it."""
 
     function: str
     arguments: dict[str, Any]
+    units: int
 
 
-WORK: Final = {
-    "round trip": Work("round_trip", {"count": 1000}),
-    "group of 1,000": Work("group", {"count": 20_000, "in_flight": 1000}),
-    "group of 10,000": Work("group", {"count": 30_000, "in_flight": 10_000}),
-    "1,000 tasks": Work("tasks", {"at_once": 1000, "times": 10}),
-    "10,000 tasks": Work("tasks", {"at_once": 10_000, "times": 1}),
-    "64 streams": Work("streams", {"at_once": 64, "times": 5}),
-    "1,000 streams": Work("streams", {"at_once": 1000, "times": 1}),
-    "64 streams, paced": Work("streams", {"at_once": 64, "times": 1, "pause": 0.002}),
-    "cancel": Work("cancel", {"count": 100}),
+def _streams(at_once: int, times: int, **arguments: Any) -> Work:
+    arguments |= {"at_once": at_once, "times": times}
+    return Work("streams", arguments, units=at_once * times * STREAM_TOKENS)
+
+
+def _tasks(at_once: int, times: int) -> Work:
+    return Work("tasks", {"at_once": at_once, "times": times}, units=at_once * times)
+
+
+def _group(in_flight: int, count: int) -> Work:
+    return Work("group", {"in_flight": in_flight, "count": count}, units=count)
+
+
+WORKS: Final = {
+    "round trip": Work("round_trip", {"count": 1000}, units=1),
+    "group of 1,000": _group(1000, count=10_000),
+    "group of 10,000": _group(10_000, count=20_000),
+    "1,000 tasks": _tasks(1000, times=5),
+    "10,000 tasks": _tasks(10_000, times=1),
+    "64 streams": _streams(64, times=5),
+    "1,000 streams": _streams(1000, times=1),
+    "paced streams": _streams(64, times=1, pause=0.002),
+    "cancel": Work("cancel", {"count": 100}, units=1),
 }
 
 
@@ -43,22 +59,32 @@ class Row(NamedTuple):
     aim: float | None = None
 
     @property
-    def more_is_better(self) -> bool:
-        return self.figure == "rate"
+    def units(self) -> int:
+        """How many requests or tokens are in what is measured."""
+        return WORKS[self.work].units
 
 
 ROWS: Final = (
     Row("round trip, one in flight, p50", "round trip", "seconds", 1.6, 1.3),
     Row("requests/s, a group with 1,000 in flight", "group of 1,000", "rate", 0.75, 1.0),
     Row("requests/s, a group with 10,000 in flight", "group of 10,000", "rate", 0.75, 1.0),
-    Row("ticker's delay, a group of 10,000", "group of 10,000", "delay", 1 / 15, 1 / 50),
+    Row("delay of a ticker, a group of 10,000", "group of 10,000", "delay", 1 / 15, 1 / 50),
     Row("requests/s, 1,000 tasks", "1,000 tasks", "rate", 0.5, 0.75),
     Row("requests/s, 10,000 tasks", "10,000 tasks", "rate", 0.45, 0.65),
-    Row("ticker's delay, 10,000 tasks", "10,000 tasks", "delay", 0.7, 0.25),
+    Row("delay of a ticker, 10,000 tasks", "10,000 tasks", "delay", 0.7, 0.25),
     Row("tokens/s, 64 streams of 200", "64 streams", "rate", 0.8, 1.0),
     Row("tokens/s, 1,000 streams of 200", "1,000 streams", "rate", 0.45, 0.65),
-    Row("ticker's delay, 1,000 streams", "1,000 streams", "delay", 1 / 40, 1 / 200),
+    Row("delay of a ticker, 1,000 streams", "1,000 streams", "delay", 1 / 40, 1 / 200),
     Row("cancellation to ABORT at the server, p50", "cancel", "seconds", 1.7, 1.3),
     Row("CPU time per token, 64 streams", "64 streams", "cpu", 1.8, 1.4),
-    Row("the same, a step every 2 ms", "64 streams, paced", "cpu"),
+    Row("the same, with a step every 2 ms", "paced streams", "cpu"),
+)
+
+# Beside a release of megatron-core, in the dialect that it speaks, which may have no streams.
+ROWS_IN_ITS_DIALECT: Final = (
+    Row("round trip, one in flight, p50", "round trip", "seconds"),
+    Row("requests/s, 1,000 in flight", "group of 1,000", "rate"),
+    Row("requests/s, 10,000 in flight", "group of 10,000", "rate"),
+    Row("tokens/s, 64 streams of 200", "64 streams", "rate"),
+    Row("tokens/s, 1,000 streams of 200", "1,000 streams", "rate"),
 )

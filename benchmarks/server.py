@@ -185,16 +185,19 @@ class Peer:
             self._pause = asked["pause"]
             self._streams[client, number] = [b"\x92\x16" + number, STREAM_TOKENS]
 
+    def send_token(self, client: bytes, metadata: bytes) -> None:
+        self._send(client, zmq.SNDMORE)
+        self._send(metadata, zmq.SNDMORE)
+        self._send(self._token)
+
     def step(self) -> None:
         """Sends a token of each stream: the last one with the whole."""
-        send, more, token = self._send, zmq.SNDMORE, self._token
+        send_token = self.send_token
         ended = []
         for key, stream in self._streams.items():
             stream[1] -= 1
             if stream[1]:
-                send(key[0], more)
-                send(stream[0], more)
-                send(token)
+                send_token(key[0], stream[0])
             else:
                 ended.append(key)
         for key in ended:
@@ -223,17 +226,28 @@ class Peer:
 
 
 class SingleFramePeer(Peer):
-    """Speaks the dialect of 0.19, as far as requests go: one frame, and replies at once."""
+    """Speaks the dialects of 0.20 and 0.19, as far as requests go: one frame for each message."""
+
+    def reply(self, client: bytes, number: bytes, body: bytes) -> None:
+        self._send(client, zmq.SNDMORE)
+        self._send(b"\x93\x15" + number + body)
 
     def take(self, flags: int = 0) -> None:
         client = self._recv(flags)
         frame = self._recv()
         if frame[1] == 20:
             number = frame[2 : 2 + id_length(frame)]
-            self._send(client, zmq.SNDMORE)
-            self._send(b"\x93\x15" + number + self._whole)
+            if b"\xa9streaming\xc3" in frame:
+                partial = b"\x93\x16" + number + self._token
+                self._streams[client, number] = [partial, STREAM_TOKENS]
+            else:
+                self.reply(client, number, self._whole)
         elif frame[1] == 0:
             self._router.send_multipart([client, msgpack.packb([1])])
+
+    def send_token(self, client: bytes, partial: bytes) -> None:
+        self._send(client, zmq.SNDMORE)
+        self._send(partial)
 
 
 def serve(ready: Connection, make_peer: Callable[[zmq.Socket[bytes]], Peer]) -> None:
