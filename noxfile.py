@@ -226,6 +226,22 @@ def soak(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
-    """Measure the client against a blocking loop over a bare socket."""
-    session.install("-e", ".")
-    session.run("python", "benchmarks/run.py")
+    """Measure the client against a blocking loop over a bare socket, and beside its peers.
+
+    ``nox -s bench -- growth`` measures how cost grows with sizes; ``--update-docs`` writes either
+    into the documentation. For megatron-core's own client put it on PYTHONPATH, and what it needs.
+    """
+    session.install("-e", ".", *group("bench"))
+    session.run("python", "benchmarks/run.py", *session.posargs)
+
+
+@nox.session(default=False)
+def instructions(session: nox.Session) -> None:
+    """Count the processor's instructions for each request and token: a busy machine changes none.
+
+    Wants valgrind, and two minutes.
+    """
+    if shutil.which("valgrind") is None:
+        session.skip("valgrind is not installed")
+    session.install("-e", ".", *group("tests"))
+    session.run("python", "benchmarks/instructions.py", env={"PYTHONPATH": "."})

@@ -14,8 +14,10 @@ import gc
 import json
 import random
 import sys
-from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any
+from abc import ABC, abstractmethod
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import msgpack
 import trio
@@ -26,11 +28,16 @@ from trio_infer import GenerateRequest, InferenceClient, SamplingParams, open_cl
 from trio_infer.sockets import ROUTER, Link, network_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+    from contextlib import AbstractContextManager
     from types import FrameType
 
     from trio_infer.protocol.packing import Frames
     from trio_infer.sockets import Socket
+
+    Work: TypeAlias = Callable[[InferenceClient, "Peer", "Count"], Awaitable[None]]
+
+T = TypeVar("T")
 
 PROMPT = [1, 2, 3]
 PARAMS = SamplingParams(num_tokens_to_generate=1000)
@@ -91,46 +98,70 @@ class Peer:
         self._answered = self.came
 
 
-class Count:
-    """What was counted in a block."""
+class Count(ABC):
+    """What is counted in a block.
+
+    Attributes:
+        value: of all that was done in it, and later of each.
+    """
 
     value = 0.0
 
+    @abstractmethod
+    def counted(self) -> AbstractContextManager[None]:
+        """The block."""
 
-@contextmanager
-def kept(count: Count, *, tracked: bool = False) -> Iterator[None]:
-    """Counts blocks that are there afterwards and were not before, or objects."""
 
-    def state() -> int:
+class Kept(Count):
+    """Blocks of memory that are there afterwards and were not before, or objects."""
+
+    def __init__(self, state: Callable[[], int]) -> None:
+        self._state = state
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
         gc.collect()
-        return len(gc.get_objects()) if tracked else sys.getallocatedblocks()
-
-    before = state()
-    yield
-    count.value = state() - before
-
-
-@contextmanager
-def done(count: Count) -> Iterator[None]:
-    """Counts instructions, but for those of the tests' own code."""
-    instructions = 0
-
-    def follow(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal instructions
-        if event == "call":
-            if frame.f_code.co_filename in OWN_FILES:
-                return None
-            frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        elif event == "opcode":
-            instructions += 1
-        return follow
-
-    sys.settrace(follow)
-    try:
+        before = self._state()
         yield
-    finally:
-        sys.settrace(None)
-    count.value = instructions
+        gc.collect()
+        self.value = self._state() - before
+
+
+def objects() -> int:
+    """What the collector of garbage looks through."""
+    return len(gc.get_objects())
+
+
+class Done(Count):
+    """Instructions, but for those of the tests' own code."""
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        instructions = 0
+
+        def follow(frame: FrameType, event: str, _: object) -> Any:
+            nonlocal instructions
+            if event == "call":
+                if frame.f_code.co_filename in OWN_FILES:
+                    return None
+                frame.f_trace_opcodes, frame.f_trace_lines = True, False
+            elif event == "opcode":
+                instructions += 1
+            return follow
+
+        sys.settrace(follow)
+        try:
+            yield
+        finally:
+            sys.settrace(None)
+        self.value = instructions
+
+
+class Uncounted(Count):
+    """Nothing."""
+
+    def counted(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 OWN_FILES = {__file__, msgpack.__file__}
@@ -146,10 +177,10 @@ async def connected() -> AsyncIterator[tuple[InferenceClient, Peer]]:
         nursery.start_soon(socket.read, peer.take)
         async with open_client(address) as client:
             for _ in range(3):
-                await grouped(client, peer, Count(), requests=10)
-                await generated(client, peer, Count(), requests=10)
-                await streamed(client, peer, Count(), streams=10, at_once=1)
-                await cancelled(client, peer, Count(), requests=10)
+                await grouped(client, peer, Uncounted(), requests=10)
+                await generated(client, peer, Uncounted(), requests=10)
+                await streamed(client, peer, Uncounted(), streams=10, at_once=1)
+                await cancelled(client, peer, Uncounted(), requests=10)
             yield client, peer
         nursery.cancel_scope.cancel()
     socket.close()
@@ -160,7 +191,7 @@ async def connected() -> AsyncIterator[tuple[InferenceClient, Peer]]:
 
 async def grouped(client: InferenceClient, peer: Peer, count: Count, requests: int = DONE) -> None:
     """A group's requests, from being submitted to their outcomes."""
-    with done(count):
+    with count.counted():
         async with client.open_group() as group:
             for _ in range(requests):
                 group.submit_nowait(REQUEST)
@@ -175,7 +206,7 @@ async def generated(
     client: InferenceClient, peer: Peer, count: Count, requests: int = DONE
 ) -> None:
     """Tasks that do a `generate` each."""
-    with done(count):
+    with count.counted():
         async with trio.open_nursery() as nursery:
             for _ in range(requests):
                 nursery.start_soon(client.generate, PROMPT, PARAMS)
@@ -198,7 +229,7 @@ async def streamed(
         for _ in range(streams):
             nursery.start_soon(read, client)
         await wait_all_tasks_blocked()
-        with done(count):
+        with count.counted():
             for number in range(1, TOKENS + 1):
                 peer.send_token()
                 if number % at_once == 0:
@@ -215,7 +246,7 @@ async def cancelled(
         for _ in range(requests):
             nursery.start_soon(client.generate, PROMPT, PARAMS)
         await wait_all_tasks_blocked()
-        with done(count):
+        with count.counted():
             nursery.cancel_scope.cancel()
             await trio.lowlevel.cancel_shielded_checkpoint()
             with trio.CancelScope(shield=True):
@@ -225,10 +256,12 @@ async def cancelled(
 
 
 async def kept_by_group(
-    client: InferenceClient, peer: Peer, count: Count, *, tracked: bool
+    client: InferenceClient,
+    peer: Peer,
+    count: Count,
 ) -> None:
     async with client.open_group() as group:
-        with kept(count, tracked=tracked):
+        with count.counted():
             for _ in range(KEPT):
                 group.submit_nowait(REQUEST)
             await wait_all_tasks_blocked()
@@ -239,10 +272,12 @@ async def kept_by_group(
 
 
 async def kept_by_tasks(
-    client: InferenceClient, peer: Peer, count: Count, *, tracked: bool
+    client: InferenceClient,
+    peer: Peer,
+    count: Count,
 ) -> None:
     async with trio.open_nursery() as nursery:
-        with kept(count, tracked=tracked):
+        with count.counted():
             for _ in range(KEPT):
                 nursery.start_soon(client.generate, PROMPT, PARAMS)
             await wait_all_tasks_blocked()
@@ -251,10 +286,12 @@ async def kept_by_tasks(
 
 
 async def kept_by_streams(
-    client: InferenceClient, peer: Peer, count: Count, *, tracked: bool
+    client: InferenceClient,
+    peer: Peer,
+    count: Count,
 ) -> None:
     async with trio.open_nursery() as nursery:
-        with kept(count, tracked=tracked):
+        with count.counted():
             for _ in range(KEPT):
                 nursery.start_soon(read, client)
             await wait_all_tasks_blocked()
@@ -262,11 +299,11 @@ async def kept_by_streams(
     count.value /= KEPT
 
 
-async def kept_unread(client: InferenceClient, peer: Peer, count: Count, *, tracked: bool) -> None:
+async def kept_unread(client: InferenceClient, peer: Peer, count: Count) -> None:
     """Tokens of a stream that nobody reads."""
     async with client.stream(PROMPT, PARAMS) as stream:
         await wait_all_tasks_blocked()
-        with kept(count, tracked=tracked):
+        with count.counted():
             for _ in range(KEPT):
                 peer.send_token()
             await wait_all_tasks_blocked()
@@ -275,34 +312,45 @@ async def kept_unread(client: InferenceClient, peer: Peer, count: Count, *, trac
     count.value /= KEPT
 
 
-async def count_all() -> dict[str, float]:
-    counts: dict[str, float] = {}
+KEPT_BY: dict[str, Work] = {
+    "a request of a group": kept_by_group,
+    "a task that generates": kept_by_tasks,
+    "a task that reads a stream": kept_by_streams,
+    "a token that nobody has read": kept_unread,
+}
+DONE_BY: dict[str, Work] = {
+    "a request of a group": grouped,
+    "a task that generates": generated,
+    "a cancellation": cancelled,
+    "a token on its own": partial(streamed, at_once=1),
+    "a token of ten at once": partial(streamed, at_once=10),
+}
+
+
+async def count_all() -> dict[str, dict[str, float]]:
+    """Everything, by what is counted and for what."""
+    kinds: dict[str, tuple[dict[str, Work], Callable[[], Count]]] = {
+        "blocks": (KEPT_BY, lambda: Kept(sys.getallocatedblocks)),
+        "objects": (KEPT_BY, lambda: Kept(objects)),
+        "instructions": (DONE_BY, Done),
+    }
+    counts: dict[str, dict[str, float]] = {}
     async with connected() as (client, peer):
-        for name, work in (
-            ("a request of a group", kept_by_group),
-            ("a task that generates", kept_by_tasks),
-            ("a task that reads a stream", kept_by_streams),
-            ("a token that nobody has read", kept_unread),
-        ):
-            for tracked, of in ((False, "blocks kept for"), (True, "objects kept for")):
-                count = Count()
-                await work(client, peer, count, tracked=tracked)
-                counts[f"{of} {name}"] = round(count.value, 1)
-        count = Count()
-        await grouped(client, peer, count)
-        counts["instructions of a request of a group"] = round(count.value)
-        await generated(client, peer, count)
-        counts["instructions of a task that generates"] = round(count.value)
-        await cancelled(client, peer, count)
-        counts["instructions of a cancellation"] = round(count.value)
-        await streamed(client, peer, count, at_once=1)
-        counts["instructions of a token on its own"] = round(count.value)
-        await streamed(client, peer, count, at_once=10)
-        counts["instructions of a token of ten at once"] = round(count.value)
+        for kind, (works, make_count) in kinds.items():
+            counts[kind] = {}
+            for name, work in works.items():
+                count = make_count()
+                await work(client, peer, count)
+                counts[kind][name] = round(count.value, 1)
     return counts
 
 
-if __name__ == "__main__":
+def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Runs it so that nothing depends on chance."""
     trio._core._run._r = random.Random(0)
     gc.disable()
-    print(json.dumps(trio.run(count_all, clock=MockClock()), indent=1))
+    return trio.run(work, clock=MockClock())
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(count_all), indent=1))
