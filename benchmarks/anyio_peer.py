@@ -108,11 +108,11 @@ def round_trip(address: str, count: int) -> Figures:
     return trio.run(_round_trip, address, count)
 
 
-async def _group(address: str, count: int, in_flight: int) -> Figures:
+async def _group(address: str, count: int, in_flight: int, ticks: bool) -> Figures:
     params = SamplingParams().serialize()
     figures = Figures()
     inbox, replies = trio.open_memory_channel[dict[str, Any]](math.inf)
-    async with opened(address) as client, ticking(figures):
+    async with opened(address) as client, ticking(figures, ticks=ticks):
         for number in range(1, in_flight + 1):
             client.submit(params, inbox)
             if number % SUBMITTED_AT_ONCE == 0:
@@ -124,14 +124,14 @@ async def _group(address: str, count: int, in_flight: int) -> Figures:
     return figures
 
 
-def group(address: str, count: int, in_flight: int) -> Figures:
-    return trio.run(_group, address, count, in_flight)
+def group(address: str, count: int, in_flight: int, *, ticks: bool = False) -> Figures:
+    return trio.run(_group, address, count, in_flight, ticks)
 
 
-async def _tasks(address: str, at_once: int, times: int) -> Figures:
+async def _tasks(address: str, at_once: int, times: int, ticks: bool) -> Figures:
     params = SamplingParams().serialize()
     figures = Figures()
-    async with opened(address) as client, ticking(figures):
+    async with opened(address) as client, ticking(figures, ticks=ticks):
         for _ in range(times):
             async with trio.open_nursery() as nursery:
                 for _ in range(at_once):
@@ -139,15 +139,15 @@ async def _tasks(address: str, at_once: int, times: int) -> Figures:
     return figures
 
 
-def tasks(address: str, at_once: int, times: int) -> Figures:
-    return trio.run(_tasks, address, at_once, times)
+def tasks(address: str, at_once: int, times: int, *, ticks: bool = False) -> Figures:
+    return trio.run(_tasks, address, at_once, times, ticks)
 
 
-async def _streams(address: str, at_once: int, times: int, pause: float) -> Figures:
+async def _streams(address: str, at_once: int, times: int, pause: float, ticks: bool) -> Figures:
     params = SamplingParams(streaming=True).serialize()
     asked = {"pause": pause} if pause else None
     figures = Figures()
-    async with opened(address) as client, ticking(figures, ticks=not pause):
+    async with opened(address) as client, ticking(figures, ticks=ticks):
         for _ in range(times):
             async with trio.open_nursery() as nursery:
                 for _ in range(at_once):
@@ -155,8 +155,10 @@ async def _streams(address: str, at_once: int, times: int, pause: float) -> Figu
     return figures
 
 
-def streams(address: str, at_once: int, times: int, pause: float = 0.0) -> Figures:
-    return trio.run(_streams, address, at_once, times, pause)
+def streams(
+    address: str, at_once: int, times: int, pause: float = 0.0, *, ticks: bool = False
+) -> Figures:
+    return trio.run(_streams, address, at_once, times, pause, ticks)
 
 
 async def _cancel(address: str, count: int) -> Figures:

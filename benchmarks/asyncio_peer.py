@@ -99,7 +99,7 @@ def running(work: Coroutine[Any, Any, None]) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def ticking(figures: Figures, *, ticks: bool = True) -> AsyncIterator[None]:
+async def ticking(figures: Figures, *, ticks: bool) -> AsyncIterator[None]:
     async def tick() -> None:
         while ticks:
             with figures.tick():
@@ -128,10 +128,10 @@ def round_trip(address: str, count: int) -> Figures:
     return asyncio.run(_round_trip(address, count))
 
 
-async def _group(address: str, count: int, in_flight: int) -> Figures:
+async def _group(address: str, count: int, in_flight: int, ticks: bool) -> Figures:
     params = SamplingParams().serialize()
     figures = Figures()
-    async with opened(address) as client, ticking(figures):
+    async with opened(address) as client, ticking(figures, ticks=ticks):
         futures = []
         for number in range(1, in_flight + 1):
             futures.append(client.start(params))
@@ -144,14 +144,14 @@ async def _group(address: str, count: int, in_flight: int) -> Figures:
     return figures
 
 
-def group(address: str, count: int, in_flight: int) -> Figures:
-    return asyncio.run(_group(address, count, in_flight))
+def group(address: str, count: int, in_flight: int, *, ticks: bool = False) -> Figures:
+    return asyncio.run(_group(address, count, in_flight, ticks))
 
 
-async def _tasks(address: str, at_once: int, times: int) -> Figures:
+async def _tasks(address: str, at_once: int, times: int, ticks: bool) -> Figures:
     params = SamplingParams().serialize()
     figures = Figures()
-    async with opened(address) as client, ticking(figures):
+    async with opened(address) as client, ticking(figures, ticks=ticks):
         for _ in range(times):
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(at_once):
@@ -159,15 +159,15 @@ async def _tasks(address: str, at_once: int, times: int) -> Figures:
     return figures
 
 
-def tasks(address: str, at_once: int, times: int) -> Figures:
-    return asyncio.run(_tasks(address, at_once, times))
+def tasks(address: str, at_once: int, times: int, *, ticks: bool = False) -> Figures:
+    return asyncio.run(_tasks(address, at_once, times, ticks))
 
 
-async def _streams(address: str, at_once: int, times: int, pause: float) -> Figures:
+async def _streams(address: str, at_once: int, times: int, pause: float, ticks: bool) -> Figures:
     params = SamplingParams(streaming=True).serialize()
     asked = {"pause": pause} if pause else None
     figures = Figures()
-    async with opened(address) as client, ticking(figures, ticks=not pause):
+    async with opened(address) as client, ticking(figures, ticks=ticks):
         for _ in range(times):
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(at_once):
@@ -175,8 +175,10 @@ async def _streams(address: str, at_once: int, times: int, pause: float) -> Figu
     return figures
 
 
-def streams(address: str, at_once: int, times: int, pause: float = 0.0) -> Figures:
-    return asyncio.run(_streams(address, at_once, times, pause))
+def streams(
+    address: str, at_once: int, times: int, pause: float = 0.0, *, ticks: bool = False
+) -> Figures:
+    return asyncio.run(_streams(address, at_once, times, pause, ticks))
 
 
 async def _cancel(address: str, count: int) -> Figures:

@@ -22,7 +22,7 @@ SUBMITTED_AT_ONCE = 64  # requests, before other tasks have their turn
 
 
 @asynccontextmanager
-async def ticking(figures: Figures, *, ticks: bool = True) -> AsyncIterator[None]:
+async def ticking(figures: Figures, *, ticks: bool) -> AsyncIterator[None]:
     """Measures the block, and the delay of a task beside it that ticks."""
 
     async def tick() -> None:
@@ -56,12 +56,12 @@ def round_trip(address: str, count: int, dialect: str = "framed") -> Figures:
     return trio.run(_round_trip, address, count, dialect)
 
 
-async def _group(address: str, count: int, in_flight: int, dialect: str) -> Figures:
+async def _group(address: str, count: int, in_flight: int, dialect: str, ticks: bool) -> Figures:
     request = GenerateRequest(PROMPT, SamplingParams())
     figures = Figures()
     async with (
         open_client(address, dialect=dialect) as client,
-        ticking(figures),
+        ticking(figures, ticks=ticks),
         client.open_group() as group,
     ):
         for number in range(1, in_flight + 1):
@@ -77,15 +77,17 @@ async def _group(address: str, count: int, in_flight: int, dialect: str) -> Figu
     return figures
 
 
-def group(address: str, count: int, in_flight: int, dialect: str = "framed") -> Figures:
+def group(
+    address: str, count: int, in_flight: int, dialect: str = "framed", *, ticks: bool = False
+) -> Figures:
     """All of them in one group."""
-    return trio.run(_group, address, count, in_flight, dialect)
+    return trio.run(_group, address, count, in_flight, dialect, ticks)
 
 
-async def _tasks(address: str, at_once: int, times: int) -> Figures:
+async def _tasks(address: str, at_once: int, times: int, ticks: bool) -> Figures:
     params = SamplingParams()
     figures = Figures()
-    async with open_client(address) as client, ticking(figures):
+    async with open_client(address) as client, ticking(figures, ticks=ticks):
         for _ in range(times):
             async with trio.open_nursery() as nursery:
                 for _ in range(at_once):
@@ -93,12 +95,14 @@ async def _tasks(address: str, at_once: int, times: int) -> Figures:
     return figures
 
 
-def tasks(address: str, at_once: int, times: int) -> Figures:
+def tasks(address: str, at_once: int, times: int, *, ticks: bool = False) -> Figures:
     """A task for each, which does one `generate`."""
-    return trio.run(_tasks, address, at_once, times)
+    return trio.run(_tasks, address, at_once, times, ticks)
 
 
-async def _streams(address: str, at_once: int, times: int, pause: float, dialect: str) -> Figures:
+async def _streams(
+    address: str, at_once: int, times: int, pause: float, dialect: str, ticks: bool
+) -> Figures:
     params = SamplingParams()
     asked: dict[str, Any] = {"offload_params": {"pause": pause}} if pause else {}
     figures = Figures()
@@ -110,7 +114,7 @@ async def _streams(address: str, at_once: int, times: int, pause: float, dialect
 
     async with (
         open_client(address, dialect=dialect) as client,
-        ticking(figures, ticks=not pause),
+        ticking(figures, ticks=ticks),
     ):
         for _ in range(times):
             async with trio.open_nursery() as nursery:
@@ -120,10 +124,16 @@ async def _streams(address: str, at_once: int, times: int, pause: float, dialect
 
 
 def streams(
-    address: str, at_once: int, times: int, pause: float = 0.0, dialect: str = "framed"
+    address: str,
+    at_once: int,
+    times: int,
+    pause: float = 0.0,
+    dialect: str = "framed",
+    *,
+    ticks: bool = False,
 ) -> Figures:
     """A task for each stream."""
-    return trio.run(_streams, address, at_once, times, pause, dialect)
+    return trio.run(_streams, address, at_once, times, pause, dialect, ticks)
 
 
 async def _cancel(address: str, count: int) -> Figures:

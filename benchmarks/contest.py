@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rows import Row, Work
 
 ROUNDS: Final = 5
-PATIENCE: Final = 15.0  # seconds for all the rounds of a peer; a slower one has fewer
+PATIENCE: Final = 8.0  # seconds for all the rounds of a peer; a slower one has fewer
 
 FLOOR, OURS, ASYNCIO, ANYIO = "floor", "client", "asyncio_peer", "anyio_peer"
 MEGATRON: Final = "megatron_peer"
@@ -30,7 +30,8 @@ NEEDS_IN_ITS_DIALECT: Final = {FLOOR: "zmq", OURS: "trio", MEGATRON: "megatron"}
 
 
 def _run(module: str, work: Work, address: str) -> Figures:
-    figures: Figures = getattr(import_module(module), work.function)(address, **work.arguments)
+    arguments = work.arguments | ({"ticks": True} if work.ticks and module != FLOOR else {})
+    figures: Figures = getattr(import_module(module), work.function)(address, **arguments)
     return figures
 
 

@@ -72,13 +72,13 @@ async def _round_trip(address: str, count: int) -> Figures:
     return figures
 
 
-def round_trip(address: str, count: int, dialect: str) -> Figures:  # noqa: ARG001 - it has but one
+def round_trip(address: str, count: int, dialect: str) -> Figures:
     return asyncio.run(_round_trip(address, count))
 
 
-async def _group(address: str, count: int, in_flight: int) -> Figures:
+async def _group(address: str, count: int, in_flight: int, ticks: bool) -> Figures:
     params, figures = Params(), Figures()
-    async with opened(address) as client, ticking(figures):
+    async with opened(address) as client, ticking(figures, ticks=ticks):
         futures = []
         for number in range(1, in_flight + 1):
             futures.append(client.add_request(PROMPT, params))
@@ -91,18 +91,20 @@ async def _group(address: str, count: int, in_flight: int) -> Figures:
     return figures
 
 
-def group(address: str, count: int, in_flight: int, dialect: str) -> Figures:  # noqa: ARG001
-    return asyncio.run(_group(address, count, in_flight))
+def group(
+    address: str, count: int, in_flight: int, dialect: str, *, ticks: bool = False
+) -> Figures:
+    return asyncio.run(_group(address, count, in_flight, ticks))
 
 
-async def _streams(address: str, at_once: int, times: int) -> Figures:
+async def _streams(address: str, at_once: int, times: int, ticks: bool) -> Figures:
     params, figures = Params(streaming=True), Figures()
 
     async def read(client: Any) -> None:
         async for _ in client.add_request_streaming(PROMPT, params):
             pass
 
-    async with opened(address) as client, ticking(figures):
+    async with opened(address) as client, ticking(figures, ticks=ticks):
         for _ in range(times):
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(at_once):
@@ -110,5 +112,7 @@ async def _streams(address: str, at_once: int, times: int) -> Figures:
     return figures
 
 
-def streams(address: str, at_once: int, times: int, dialect: str) -> Figures:  # noqa: ARG001
-    return asyncio.run(_streams(address, at_once, times))
+def streams(
+    address: str, at_once: int, times: int, dialect: str, *, ticks: bool = False
+) -> Figures:
+    return asyncio.run(_streams(address, at_once, times, ticks))

@@ -8,11 +8,19 @@ from server import STREAM_TOKENS
 
 
 class Work(NamedTuple):
-    """A workload: a function of each contestant's module, its arguments, and what comes of it."""
+    """A workload.
+
+    Attributes:
+        function: of each contestant's module.
+        arguments: for that.
+        units: how many requests or tokens come of it.
+        ticks: whether a ticker runs beside it, except beside the floor.
+    """
 
     function: str
     arguments: dict[str, Any]
     units: int
+    ticks: bool = False
 
 
 def _streams(at_once: int, times: int, **arguments: Any) -> Work:
@@ -31,11 +39,11 @@ def _group(in_flight: int, count: int) -> Work:
 WORKS: Final = {
     "round trip": Work("round_trip", {"count": 1000}, units=1),
     "group of 1,000": _group(1000, count=10_000),
-    "group of 10,000": _group(10_000, count=20_000),
+    "group of 10,000": _group(10_000, count=20_000)._replace(ticks=True),
     "1,000 tasks": _tasks(1000, times=5),
-    "10,000 tasks": _tasks(10_000, times=1),
+    "10,000 tasks": _tasks(10_000, times=1)._replace(ticks=True),
     "64 streams": _streams(64, times=5),
-    "1,000 streams": _streams(1000, times=1),
+    "1,000 streams": _streams(1000, times=1)._replace(ticks=True),
     "paced streams": _streams(64, times=1, pause=0.002),
     "cancel": Work("cancel", {"count": 100}, units=1),
 }

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PACKAGES = ("trio", "pyzmq", "msgpack", "zmq-anyio", "anyio")
 
 
-def conditions() -> str:
+def conditions(rounds: int) -> str:
     """When this is, and with what."""
     found = []
     for package in PACKAGES:
@@ -34,7 +34,7 @@ def conditions() -> str:
             continue
     today = dt.datetime.now(tz=dt.UTC).date()
     versions = ", ".join([f"Python {platform.python_version()}", *found])
-    return f"Measured on {today} with {versions}; {ROUNDS} rounds."
+    return f"Measured on {today} with {versions}; {rounds} rounds."
 
 
 def printed(lines: Iterable[str]) -> Iterator[str]:
@@ -54,7 +54,7 @@ def main_table() -> tuple[list[str], list[Result], Contest]:
     results: list[Result] = []
     with server() as address, contest(NEEDS) as contestants:
         measured = kept(contestants.results(ROWS, WORKS, address), results)
-        lines = list(printed(["", conditions(), ""]))
+        lines = list(printed(["", conditions(ROUNDS), ""]))
         lines += printed(table(contestants, measured))
     return lines, results, contestants
 
@@ -89,7 +89,9 @@ def main() -> None:
     if options.what == "growth":
         import growth  # noqa: PLC0415 - takes long to import
 
-        growth.main(conditions(), update_docs=options.update_docs, chosen=options.chart)
+        growth.main(
+            conditions(growth.ROUNDS), update_docs=options.update_docs, chosen=options.chart
+        )
         return
     lines, results, contestants = main_table()
     lines += table_in_its_dialect()
