@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import matplotlib as mpl
 from contest import ANYIO, ASYNCIO, OURS
 from matplotlib import pyplot as plt
+from matplotlib.ticker import LogLocator
 from pages import DOCS
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 INK = "#808080"  # as far from white as from black
 COLORS = {OURS: "#2f8f5b", ASYNCIO: "#c77c2e", ANYIO: "#7f7fd5"}
+NARROW = 100  # so few powers of ten are divided further
 SERIES_COLORS = ("#2f8f5b", "#7f7fd5")
 
 mpl.use("svg")
@@ -135,6 +137,10 @@ def draw_growth(
     axes.set_xlabel(grows_with)
     axes.set_ylabel(f"µs, {of_what}")
     axes.minorticks_off()
+    low, high = axes.get_ylim()
+    if high / low < NARROW:
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
     axes.grid(visible=True)
     axes.legend()
     save(figure, f"growth-{name}")

@@ -101,7 +101,7 @@ def tasks(address: str, at_once: int, times: int, *, ticks: bool = False) -> Fig
 
 
 async def _streams(
-    address: str, at_once: int, times: int, pause: float, dialect: str, ticks: bool
+    address: str, at_once: int, times: int, pause: float, dialect: str, *, ticks: bool
 ) -> Figures:
     params = SamplingParams()
     asked: dict[str, Any] = {"offload_params": {"pause": pause}} if pause else {}
@@ -133,7 +133,7 @@ def streams(
     ticks: bool = False,
 ) -> Figures:
     """A task for each stream."""
-    return trio.run(_streams, address, at_once, times, pause, dialect, ticks)
+    return trio.run(partial(_streams, ticks=ticks), address, at_once, times, pause, dialect)
 
 
 async def _cancel(address: str, count: int) -> Figures:
