@@ -118,11 +118,11 @@ def check_instruments(instruments: object) -> tuple[object, ...]:
 
 def _methods(instrument: object) -> dict[str, Any]:
     """Its methods by their names, but for those that are inherited and do nothing."""
+    methods = {name: getattr(instrument, name) for name in HOOKS if hasattr(instrument, name)}
     return {
-        name: getattr(instrument, name)
-        for name in HOOKS
-        if hasattr(instrument, name)
-        and getattr(getattr(instrument, name), "__func__", None) is not getattr(Instrument, name)
+        name: method
+        for name, method in methods.items()
+        if getattr(method, "__func__", None) is not getattr(Instrument, name)
     }
 
 
@@ -138,12 +138,9 @@ class Instruments:
     def __init__(self, instruments: tuple[object, ...], *, address: str, dialect: str) -> None:
         self._address = address
         self._dialect = dialect
+        given = [(each, _methods(each)) for each in instruments]
         self._listeners: dict[str, tuple[tuple[object, Callable[[Any], None]], ...]] = {
-            hook: tuple(
-                (each, methods[hook])
-                for each, methods in ((each, _methods(each)) for each in instruments)
-                if hook in methods
-            )
+            hook: tuple((each, methods[hook]) for each, methods in given if hook in methods)
             for hook in HOOKS
         }
 

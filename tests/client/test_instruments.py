@@ -675,6 +675,18 @@ def test_what_can_be_told_nothing_is_refused_at_once(wrong: Any) -> None:
         open_client("tcp://localhost:1", instruments=wrong)
 
 
+async def test_a_method_that_an_object_has_of_its_own_is_called(
+    autojump_clock: Clock, coordinator: ScriptedCoordinator
+) -> None:
+    class Counts(Instrument):
+        def __init__(self, count: Callable[[Any], None]) -> None:
+            self.connection_up = count  # type: ignore[assignment, method-assign]
+
+    told: list[Any] = []
+    async with open_client(coordinator.address, instruments=[Counts(told.append)]):
+        assert len(told) == 1
+
+
 def test_a_method_that_is_none_is_refused() -> None:
     class Wrong:
         request_lost = 7
