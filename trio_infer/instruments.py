@@ -93,6 +93,8 @@ class Instrument:
 
 HOOKS: Final = tuple(name for name in vars(Instrument) if not name.startswith("_"))
 
+OF_REQUESTS: Final = tuple(name for name in HOOKS if name.startswith("request_"))
+
 
 def check_instruments(instruments: object) -> tuple[object, ...]:
     """The instruments as a tuple.
@@ -163,8 +165,10 @@ class Instruments:
         for hook, listeners in self._listeners.items():
             self._listeners[hook] = tuple(one for one in listeners if one[0] is not instrument)
 
-    def observe(self, prepared: Prepared) -> Observation:
-        """A request is made."""
+    def observe(self, prepared: Prepared) -> Observation | None:
+        """A request is made; None if none of them listens to what becomes of it."""
+        if not any(map(self.wants, OF_REQUESTS)):
+            return None
         return Observation(
             self,
             ObservedRequest(

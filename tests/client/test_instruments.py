@@ -11,6 +11,7 @@ import signal
 from collections import Counter
 from contextvars import ContextVar
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -716,39 +717,40 @@ async def use(coordinator: ScriptedCoordinator, client: InferenceClient) -> None
     client.engines.pause()
 
 
+def refuse(*_: object, **__: object) -> None:
+    pytest.fail("something was made that nobody wants")
+
+
 async def test_without_instruments_nothing_is_made_for_them(
     autojump_clock: Clock, coordinator: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[str] = []
-    for name in ("ObservedRequest", "RequestMoment", "RequestEnding", "ConnectionChange"):
-        monkeypatch.setattr(f"trio_infer.instruments.{name}", lambda **_: made.append("event"))
-    for name in ("Instruments", "Observation"):
-        monkeypatch.setattr(f"trio_infer.instruments.{name}", lambda *_: made.append("keeper"))
+    monkeypatch.setattr("trio_infer.exchange.Instruments", refuse)
     async with open_client(coordinator.address) as client:
         await use(coordinator, client)
-        assert client._exchange._instruments is None
-    assert made == []
 
 
+@pytest.mark.parametrize(
+    ("hook", "unwanted"),
+    [
+        ("signal_sent", ("Observation", "ObservedRequest", "ConnectionChange")),
+        ("request_lost", ("RequestMoment", "RequestEnding", "ConnectionChange", "SignalSent")),
+    ],
+)
 async def test_of_what_nobody_listens_to_nothing_is_made(
-    autojump_clock: Clock, coordinator: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch
+    *,
+    autojump_clock: Clock,
+    coordinator: ScriptedCoordinator,
+    monkeypatch: pytest.MonkeyPatch,
+    hook: str,
+    unwanted: tuple[str, ...],
 ) -> None:
-    class Signals:
-        def __init__(self) -> None:
-            self.sent: list[str] = []
-
-        def signal_sent(self, signal: Any) -> None:
-            self.sent.append(signal.name)
-
-    def refuse(**_: object) -> None:
-        raise AssertionError
-
-    for name in ("RequestMoment", "RequestEnding", "ConnectionChange"):
+    for name in unwanted:
         monkeypatch.setattr(f"trio_infer.instruments.{name}", refuse)
-    signals = Signals()
-    async with open_client(coordinator.address, instruments=[signals]) as client:
+    told: list[Any] = []
+    instrument = SimpleNamespace(**{hook: told.append})
+    async with open_client(coordinator.address, instruments=[instrument]) as client:
         await use(coordinator, client)
-    assert signals.sent == ["PAUSE"]
+    assert len(told) == (hook == "signal_sent")
 
 
 async def test_nothing_is_kept_of_requests_that_have_ended(
