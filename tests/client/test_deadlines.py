@@ -255,6 +255,21 @@ async def test_without_grace_the_deltas_are_taken_at_the_deadline(
     assert coordinator.of(Kind.ABORT_REQUEST) == [submission.id]
 
 
+async def test_a_tokenizer_that_fails_costs_nothing_that_there_is(
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, nursery: trio.Nursery
+) -> None:
+    class Failing:
+        def decode(self, ids: list[int]) -> str:
+            raise KeyError(ids)
+
+    async with open_client(coordinator.address, tokenizer=Failing()) as client:
+        asked = ask(nursery, client, 5.0, grace=0)
+        coordinator.partial(await coordinator.submission(), [1])
+        completion = await asked.result()
+        assert deltas_alone(completion)
+        assert completion.generated_tokens == [1]
+
+
 async def test_without_a_limit_it_waits_for_ever_for_the_request_or_its_last_reply(
     autojump_clock: Clock,
     coordinator: ScriptedCoordinator,

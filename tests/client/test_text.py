@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -11,6 +12,7 @@ import trio.testing
 from tests.peers import scripted_coordinator
 from tests.waiting import until
 from trio_infer import (
+    Completion,
     ConnectionLost,
     GenerateRequest,
     InferenceClient,
@@ -18,12 +20,16 @@ from trio_infer import (
     SamplingParams,
     TokenDelta,
     connect_client,
+    generate_within,
+    hedge,
     open_client,
 )
 from trio_infer.embedded import NgramModel, open_coordinator
 from trio_infer.protocol.dialect import Kind
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from tests.peers import ScriptedCoordinator
 
 EURO: Final = list("€".encode())
@@ -375,17 +381,37 @@ async def test_the_tokenizer_is_called_by_the_task_that_reads(
     assert tokenizer.tasks == {trio.lowlevel.current_task()}
 
 
-async def test_what_does_not_stream_never_calls_the_tokenizer(
-    coordinator: ScriptedCoordinator,
+async def by_group(client: InferenceClient) -> Completion:
+    async with client.open_group() as group:
+        group.submit_nowait(GenerateRequest("hi", LONG))
+        return (await group.outcomes.receive()).unwrap()
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client: client.generate("hi", LONG),
+        lambda client: generate_within(client, math.inf, "hi", LONG),
+        lambda client: hedge(client, GenerateRequest("hi", LONG), after=1000),
+        by_group,
+    ],
+    ids=["generate", "generate_within", "hedge", "group"],
+)
+async def test_what_gives_no_deltas_never_calls_the_tokenizer(
+    coordinator: ScriptedCoordinator, ask: Callable[[InferenceClient], Awaitable[Completion]]
 ) -> None:
+    completions = []
     async with open_client(coordinator.address, tokenizer=Failing(100)) as client:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(client.generate, "hi")
-            coordinator.reply(await coordinator.submission(), [97])
-        async with client.open_group() as group:
-            group.submit_nowait(GenerateRequest("hi"))
-            coordinator.reply(await coordinator.submission(), [97])
-            assert (await group.outcomes.receive()).unwrap().generated_tokens == [97]
+
+            @nursery.start_soon
+            async def run() -> None:
+                completions.append(await ask(client))
+
+            submission = await coordinator.submission()
+            coordinator.partial(submission, [97])
+            coordinator.reply(submission, [97, 98])
+    assert [completion.generated_tokens for completion in completions] == [[97, 98]]
 
 
 STORY: Final = "日本語 and €, naïve café: 😀 said the model. " * 4

@@ -12,6 +12,7 @@ from ..background import running_behind
 from ..groups import check_request
 from ..models import Completion
 from ..models.scalars import to_seconds
+from ..protocol.detokenizing import NO_TEXT
 from .completing import check_client
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def _stream(
         multi_modal_data=request.multi_modal_data,
         offload_params=request.offload_params,
         kv_handoff=request.kv_handoff,
+        tokenizer=NO_TEXT,
     )
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any, Final, Protocol
 
-__all__ = ["Detokenizer", "Tokenizer", "check_tokenizer"]
+__all__ = ["NO_TEXT", "Detokenizer", "Tokenizer", "check_tokenizer"]
 
 REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 
@@ -38,6 +38,17 @@ class Tokenizer(Protocol):
         Half a character is U+FFFD, or nothing. Called in the trio thread, by the task that reads.
         """
         ...
+
+
+class _NoText:
+    """Makes no text."""
+
+    def decode(self, _: list[int]) -> str:
+        return ""
+
+
+NO_TEXT: Final[Tokenizer] = _NoText()
+"""For a stream whose text nobody looks at: the client's tokenizer could but cost, or raise."""
 
 
 def check_tokenizer(tokenizer: Any) -> Any:
