@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .protocol.dialect import Dialect
     from .protocol.preparation import Preparation, Prepared
 
-__all__ = ["InferenceClient"]
+__all__ = ["InferenceClient", "check_client"]
 
 
 class InferenceClient(trio.abc.AsyncResource, Generic[ResultT]):
@@ -282,3 +282,17 @@ class InferenceClient(trio.abc.AsyncResource, Generic[ResultT]):
         """
         await self._lifetime.leave()
         await trio.lowlevel.checkpoint()
+
+
+def check_client(client: object) -> None:
+    """Refuses what is no client, or one whose requests do not end in a `Completion`.
+
+    Raises:
+        TypeError, ValueError: for these two.
+    """
+    if not isinstance(client, InferenceClient):
+        msg = f"client must be an InferenceClient, not {type(client).__name__}"
+        raise TypeError(msg)
+    if not client.deserialize:
+        msg = "this needs completions: open the client with deserialize=True"
+        raise ValueError(msg)

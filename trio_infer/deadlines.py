@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from .client import check_client
 from .errors import ConnectionLost
-from .fanout.completing import check_client
 from .models.scalars import to_seconds
 
 if TYPE_CHECKING:

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from ..client import check_client
 from ..errors import NoneAccepted
 from ..models import Completion, GenerateRequest, Outcome
 from ..models.scalars import to_float, to_int
-from .completing import check_client, check_function, completing
+from .completing import check_function, completing
 from .judging import judging
 
 if TYPE_CHECKING:

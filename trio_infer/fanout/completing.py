@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import trio
 
 from ..background import running_behind
-from ..client import InferenceClient
+from ..client import check_client
 from ..models import Completion, Outcome
 from ..models.scalars import to_limit
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from ..client import InferenceClient
     from ..groups import RequestGroup
     from ..models import GenerateRequest
 
-__all__ = ["Completed", "as_completed", "check_client", "check_function", "completing", "gather"]
+__all__ = ["Completed", "as_completed", "check_function", "completing", "gather"]
 
 _END: Final[Any] = object()
 
@@ -32,24 +33,6 @@ _ENDS: Final = (trio.EndOfChannel, StopAsyncIteration)
 """What ends a loop over a channel, whoever raises it."""
 
 Requests: TypeAlias = "Iterable[GenerateRequest] | AsyncIterable[GenerateRequest]"
-
-
-def check_client(client: InferenceClient[Completion]) -> None:
-    """Refuses what is no client, or one whose requests do not end in a `Completion`.
-
-    Raises:
-        TypeError, ValueError: for these two.
-    """
-    _check_type(client)
-    if not client.deserialize:
-        msg = "this needs completions: open the client with deserialize=True"
-        raise ValueError(msg)
-
-
-def _check_type(client: object) -> None:
-    if not isinstance(client, InferenceClient):
-        msg = f"client must be an InferenceClient, not {type(client).__name__}"
-        raise TypeError(msg)
 
 
 def check_function(function: object, name: str) -> None:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import trio
 
 from ..background import running_behind
+from ..client import check_client
 from ..groups import check_request
 from ..models import Completion
 from ..models.scalars import to_seconds
 from ..protocol.detokenizing import NO_TEXT
-from .completing import check_client
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
