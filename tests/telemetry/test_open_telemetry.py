@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
+import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +21,14 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from tests.telemetry.using import LONG, end_in_each_way, stream
-from trio_infer import GenerateRequest, InferenceClient, SamplingParams, open_client
+from trio_infer import (
+    GenerateRequest,
+    InferenceClient,
+    ObservedRequest,
+    RequestMoment,
+    SamplingParams,
+    open_client,
+)
 from trio_infer.telemetry import OpenTelemetryInstrument
 from trio_infer.telemetry.open_telemetry import _server
 
@@ -252,6 +261,24 @@ async def test_cancelled_requests_are_measured_like_others(
     assert FIRST_CHUNK not in points, "of streams only"
 
 
+def test_a_request_that_took_long_to_pack_ends_when_it_ends(collected: Collected) -> None:
+    """Handed over at once, it is told of when it is packed, which is after it was made."""
+    request = ObservedRequest(
+        address="tcp://host:5555",
+        dialect="framed",
+        prompt_length=None,
+        sampling_params={},
+        streaming=False,
+        made_at=100.0,
+    )
+    instrument = collected.instrument()
+    instrument.request_submitted(RequestMoment(request=request, request_id=0, at=105.0))
+    instrument.request_withdrawn(RequestMoment(request=request, request_id=0, at=105.0))
+    (span,) = collected.finished()
+    assert seconds(span) == pytest.approx(5)
+    assert (span.end_time or math.inf) <= time.time_ns()
+
+
 async def test_an_instrument_of_two_clients_keeps_their_requests_apart(
     autojump_clock: Clock, coordinator: ScriptedCoordinator, collected: Collected
 ) -> None:
@@ -269,7 +296,8 @@ async def test_an_instrument_of_two_clients_keeps_their_requests_apart(
         ("tcp://host:5555", {"server.address": "host", "server.port": 5555}),
         ("tcp://[::1]:5555", {"server.address": "::1", "server.port": 5555}),
         ("tcp://eth0:0;host:5555", {"server.address": "host", "server.port": 5555}),
-        ("ipc:///run/x", {"server.address": "ipc:///run/x"}),
+        ("ipc:///run/x", {"server.address": "/run/x"}),
+        ("memory://here", {"server.address": "memory://here"}),
     ],
 )
 def test_a_server_is_named_as_the_conventions_have_it(

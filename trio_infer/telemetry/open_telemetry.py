@@ -98,16 +98,17 @@ class OpenTelemetryInstrument(Instrument):
 
     def request_waiting(self, moment: RequestMoment) -> None:
         """Begins a span."""
-        self._begin(moment.request)
+        self._begin(moment)
 
     def request_submitted(self, moment: RequestMoment) -> None:
         """Begins a span, if none was begun when it waited."""
-        running = self._running.get(moment.request) or self._begin(moment.request)
+        running = self._running.get(moment.request) or self._begin(moment)
         running.span.set_attribute(Name.REQUEST_ID, moment.request_id or 0)
 
-    def _begin(self, request: ObservedRequest) -> _Running:
+    def _begin(self, moment: RequestMoment) -> _Running:
+        request = moment.request
         labels = {**self._labels, **_server(request.address)}
-        began_at = time.time_ns()
+        began_at = time.time_ns() - round((moment.at - request.made_at) * 1e9)
         span = self._tracer.start_span(
             self._name,
             start_time=began_at,
@@ -200,7 +201,7 @@ def _server(address: str) -> dict[str, str | int]:
     host, _, port = rest.rpartition(";")[2].rpartition(":")  # behind a source address, if any
     if scheme == "tcp" and port.isdecimal():
         return {Name.SERVER: host.strip("[]"), Name.PORT: int(port)}
-    return {Name.SERVER: address}
+    return {Name.SERVER: rest if scheme == "ipc" else address}
 
 
 def _asked(request: ObservedRequest) -> Mapping[str, Any]:
