@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.peers import ScriptedCoordinator, scripted_coordinator
+from tests.waiting import until
 from trio_infer import (
     Completion,
     CompletionStream,
@@ -272,12 +273,17 @@ async def test_a_stream_whose_connection_broke_goes_on_elsewhere(
 ) -> None:
     with pytest.raises(ConnectionLost) as caught:
         async with client.stream([1], PARAMS) as stream:
-            coordinator.partial(await coordinator.submission(), [7, 8])
+            submission = await coordinator.submission()
+            coordinator.partial(submission, [7, 8])
             await stream.receive()
+            coordinator.partial(submission, [9])
             coordinator.close()
+            await until(lambda: stream.finished)
+            in_block = go_on(stream).prompt
             await stream.result()
     assert isinstance(stream.error, ConnectionLost)
-    assert go_on(stream).prompt == continue_from(caught.value, [1], PARAMS).prompt == [1, 7, 8]
+    assert in_block == go_on(stream).prompt == [1, 7, 8, 9]
+    assert continue_from(caught.value, [1], PARAMS).prompt == [1, 7, 8, 9]
 
 
 async def test_a_stream_of_plain_dicts_goes_on_if_it_was_left(

@@ -36,9 +36,9 @@ def continue_from(
     ``generated_tokens`` are the rest alone. Nothing is sent.
 
     Args:
-        cut_short: what there is of the first request: its completion; its stream, once its block
-            has been left; or the error that a lost connection left, with the tokens that it
-            carries.
+        cut_short: what there is of the first request: its completion; its stream, once it has
+            ended or its block has been left; or the error that a lost connection left, with the
+            tokens that it carries.
         prompt: of the first request. Text will do if the ids are known all the same: from a
             completion with ``return_prompt_tokens``; or if there are no tokens yet.
         sampling_params: of the first request. Another budget is taken for that of both together.
@@ -99,6 +99,8 @@ def _left(stream: CompletionStream[Any]) -> list[int]:
     error = stream.error
     if isinstance(error, RequestFailed | RemoteProtocolError):
         raise _failed() from error
+    if isinstance(error, ConnectionLost):
+        return list(error.tokens)
     if not stream.closed:
         msg = "the stream still runs: leave its block, or await finish_early(), first"
         raise ValueError(msg)
