@@ -46,9 +46,10 @@ class Instrument:
     """
 
     def request_waiting(self, moment: RequestMoment) -> None:
-        """A request was made, and waits for its turn and a connection.
+        """A request was made, and waits for a connection, and its turn under ``max_in_flight``.
 
-        Told in the task that makes it. One that cannot wait, of ``submit_nowait``, is left out.
+        Told in the task that makes it. What waits for its turn in a group is made after that. One
+        that cannot wait, of ``submit_nowait``, is left out.
         """
 
     def request_withdrawn(self, moment: RequestMoment) -> None:

@@ -1,7 +1,8 @@
 """The names of OpenTelemetry's semantic conventions for generative AI, in one table.
 
-They are still in development there, and have been renamed before: where they are again, this module
-follows, and nothing else has to.
+They are those of version 1.41, the last before these conventions got a repository of their own, and
+still in development: the metrics have been renamed there since. To follow, this module is changed,
+and nothing else has to be.
 """
 
 from __future__ import annotations

@@ -36,15 +36,14 @@ LEVELS: Final[Mapping[str, int]] = MappingProxyType(
 class LoggingInstrument(Instrument):
     """Logs each event as one line; each record has the event as its attribute ``event`` as well.
 
+    Ends of requests, connections that come up or are closed, and signals are logged as ``INFO``;
+    requests that fail or are lost, and lost connections, as ``WARNING``; all else as ``DEBUG``.
     Prompts and what is generated do not get into the log.
 
     Args:
         logger: where to; by default that named ``trio_infer.telemetry``.
-        levels: other levels than those below, such as ``logging.DEBUG``, by the names of
+        levels: other levels than these, such as ``logging.DEBUG``, by the names of
             `trio_infer.Instrument`'s methods.
-
-    Ends of requests, connections that come up, and signals are logged as ``INFO``; requests that
-    fail or are lost, and lost connections, as ``WARNING``; all else as ``DEBUG``.
 
     Raises:
         ValueError: for a level of what is no event.
