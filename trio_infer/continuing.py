@@ -145,6 +145,6 @@ def _rest(params: SamplingParams, generated: int, total: int) -> SamplingParams:
     ):
         msg = f"nothing is left of the budget: there are {generated} tokens"
         raise ValueError(msg)
-    if budget is None or not generated:
+    if budget is None:
         return params
     return attrs.evolve(params, num_tokens_to_generate=budget - generated)

@@ -258,7 +258,7 @@ class Observation:
         self._final_at = trio.current_time()
 
     def _tell(self, hook: str, at: float, size: int = 0) -> None:
-        if self._instruments.wants(hook) and not self._ended:
+        if self._instruments.wants(hook):
             self._instruments.tell(
                 hook,
                 RequestMoment(request=self._request, request_id=self._request_id, at=at, size=size),

@@ -231,6 +231,7 @@ async def test_a_request_that_is_cancelled_is_told_of_like_others(
             await coordinator.submission()
             nursery.cancel_scope.cancel()
         assert recorder.of("request_aborted") == [recorder.ending]
+        assert recorder.ending.prompt_length == 3
         assert recorder.counts() == counted(client)
     recorder.check()
 
@@ -293,7 +294,7 @@ async def test_a_stream_that_is_finished_early_is_told_of_with_all_its_tokens(
     recorder.check()
 
 
-@pytest.mark.parametrize("way", ["lost", "left", "closed", "failed", "nonsense", "noise"])
+@pytest.mark.parametrize("way", ["lost", "left", "unread", "closed", "failed", "nonsense", "noise"])
 async def test_a_stream_that_is_being_finished_early_is_aborted_whatever_comes_then(
     autojump_clock: Clock, coordinator: ScriptedCoordinator, recorder: Recorder, way: str
 ) -> None:
@@ -308,6 +309,9 @@ async def test_a_stream_that_is_being_finished_early_is_aborted_whatever_comes_t
                 await stream.finish_early()
             if way == "closed":
                 await client.aclose()
+            elif way == "unread":
+                complete(coordinator, submission)
+                await until(lambda: stream.finished)
             elif way != "left":
                 outcomes = {"lost": die, "failed": fail, "nonsense": answer_nonsense}
                 outcomes.get(way, answer_noise)(coordinator, submission)
@@ -330,7 +334,10 @@ async def test_a_reply_that_nobody_reads_counts_as_finished(
                 block.submit_nowait(GenerateRequest("hi", LONG))
             complete(coordinator, await coordinator.submission())
             await until(lambda: client.statistics().completed)
+            came_at = trio.current_time()
+            await trio.sleep(5)
             assert not recorder.of(*ENDS)
+        assert recorder.ending.at == pytest.approx(came_at, abs=0.1)
         assert recorder.of("request_finished") == [recorder.ending]
         assert (recorder.ending.tokens, recorder.ending.finish_reason) == (None, None)
         if is_stream:

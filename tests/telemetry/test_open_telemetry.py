@@ -259,6 +259,8 @@ async def test_cancelled_requests_are_measured_like_others(
         ("lost", "ConnectionLost"): 1,
     }
     assert FIRST_CHUNK not in points, "of streams only"
+    used = {dict(each.attributes or {})["gen_ai.token.type"]: each for each in points[USAGE]}
+    assert (used["input"].count, used["output"].count) == (4, 1)
 
 
 def test_a_request_that_took_long_to_pack_ends_when_it_ends(collected: Collected) -> None:
