@@ -145,6 +145,7 @@ def test_parameters_that_can_serialize_are_asked_once_and_not_changed() -> None:
         (cut([7] * 10), [1], PARAMS, "nothing is left of the budget: there are 10 tokens"),
         (cut([7] * 11), [1], PARAMS, "nothing is left of the budget"),
         (cut([7] * 10, finish_reason="length"), [1], PARAMS, "nothing is left of the budget"),
+        (cut([7] * 10, finish_reason="length"), "text", PARAMS, "nothing is left of the budget"),
         (cut([], finish_reason="length"), [1], SamplingParams(num_tokens_to_generate=0), "nothing"),
         (cut([7], finish_reason="stop"), [1], PARAMS, "ended by itself"),
         (cut([7, 2]), [1], SamplingParams(termination_id=2), "ended by itself"),

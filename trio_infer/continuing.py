@@ -57,6 +57,7 @@ def continue_from(
     begun = coerce_prompt(prompt)
     tokens, completion = _so_far(cut_short)
     _check_end(tokens, params, completion)
+    _check_budget(params.num_tokens_to_generate, len(tokens), len(tokens))
     if tokens:
         if isinstance(begun, str):
             begun = _prompt_tokens(completion)
@@ -121,6 +122,12 @@ def _check_end(tokens: list[int], params: SamplingParams, completion: Completion
         raise ValueError(msg)
 
 
+def _check_budget(budget: int | None, used: int, generated: int) -> None:
+    if budget is not None and used >= budget:
+        msg = f"nothing is left of the budget: there are {generated} tokens"
+        raise ValueError(msg)
+
+
 def _prompt_tokens(completion: Completion | None) -> list[int]:
     if completion is None or completion.prompt_tokens is None:
         msg = (
@@ -139,12 +146,8 @@ def _rest(params: SamplingParams, generated: int, total: int) -> SamplingParams:
         generated: how many tokens there are.
         total: how many with the prompt; 0 for text.
     """
-    budget, total_budget = params.num_tokens_to_generate, params.num_tokens_total
-    if (budget is not None and generated >= budget) or (
-        total_budget is not None and total >= total_budget
-    ):
-        msg = f"nothing is left of the budget: there are {generated} tokens"
-        raise ValueError(msg)
+    budget = params.num_tokens_to_generate
+    _check_budget(params.num_tokens_total, total, generated)
     if budget is None:
         return params
     return attrs.evolve(params, num_tokens_to_generate=budget - generated)

@@ -102,6 +102,7 @@ def check_instruments(instruments: object) -> tuple[object, ...]:
 
     Raises:
         TypeError: for one that has none of the methods, or an asynchronous one.
+        ValueError: for one that is given twice.
     """
     if not isinstance(instruments, Iterable):
         msg = f"instruments must be an iterable, not {type(instruments).__name__}"
@@ -109,13 +110,19 @@ def check_instruments(instruments: object) -> tuple[object, ...]:
     given = tuple(instruments)
     for each in given:
         methods = _methods(each)
-        if isinstance(each, type) or not methods or not all(map(callable, methods.values())):
+        if isinstance(each, type):
+            msg = f"each of instruments must be an object, not the class {each.__name__}"
+            raise TypeError(msg)
+        if not methods or not all(map(callable, methods.values())):
             msg = f"each of instruments must have a method of Instrument: {each!r} has none"
             raise TypeError(msg)
         for name, method in methods.items():
             if inspect.iscoroutinefunction(method):
                 msg = f"instruments are called synchronously, and {name} of {each!r} is async"
                 raise TypeError(msg)
+    if len(set(map(id, given))) < len(given):
+        msg = "instruments must not hold the same object twice"
+        raise ValueError(msg)
     return given
 
 

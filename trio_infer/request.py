@@ -76,6 +76,8 @@ class Request(Generic[ResultT]):
             trio.ClosedResourceError: the client is closed.
         """
         self.reception.begin(await self._exchange.hand_over(prepared, self.reception))
+        if self.closed:  # by an instrument, in the middle of that
+            self._abandon()
 
     @trio.lowlevel.enable_ki_protection
     def close(self) -> None:
@@ -88,12 +90,15 @@ class Request(Generic[ResultT]):
             return
         self.check_home()
         self.closed = True
+        self.reception.close()
+        if self.reception.handed_over:
+            self._abandon()
+
+    def _abandon(self) -> None:
         reception = self.reception
-        reception.close()
-        if reception.handed_over:
-            self._exchange.abandon(reception.request_id, reception.heir)
-            if reception.observation is not None:
-                reception.observation.left(len(reception.arrived.tokens), aborted=reception.aborted)
+        self._exchange.abandon(reception.request_id, reception.heir)
+        if reception.observation is not None:
+            reception.observation.left(len(reception.arrived.tokens), aborted=reception.aborted)
 
     async def result(self) -> ResultT:
         """Waits for the end. Cancelling it ends nothing.

@@ -693,6 +693,58 @@ def test_a_method_that_is_none_is_refused() -> None:
         open_client("tcp://localhost:1", instruments=[Wrong()])
 
 
+@pytest.mark.parametrize(
+    ("what", "hook"),
+    [
+        ("stream", "request_waiting"),
+        ("stream", "request_submitted"),
+        ("group", "request_submitted"),
+        ("group, waiting", "request_waiting"),
+        ("group, waiting", "request_submitted"),
+    ],
+)
+async def test_a_request_that_an_instrument_closes_as_it_is_made_does_not_run_on(
+    autojump_clock: Clock,
+    coordinator: ScriptedCoordinator,
+    recorder: Recorder,
+    hook: str,
+    what: str,
+) -> None:
+    def close(_: object) -> None:
+        (group if what.startswith("group") else stream).close()
+
+    closing = attrs.make_class("Closing", [])()
+    setattr(closing, hook, close)
+    async with open_client(coordinator.address, instruments=[recorder, closing]) as client:
+        stream, group = client.stream("hi", LONG), client.open_group()
+        with pytest.raises(trio.ClosedResourceError):
+            if what == "stream":
+                async with stream:
+                    await stream.result()
+            elif what == "group":
+                async with group:
+                    group.submit_nowait(GenerateRequest("hi", LONG))
+                    await group.outcomes.receive()
+            else:
+                async with group:
+                    await group.submit(GenerateRequest("hi", LONG))
+        assert client.statistics().in_flight == 0
+        recorder.check()
+
+
+async def test_an_instrument_that_would_count_everything_twice_is_refused() -> None:
+    recorder = Recorder()
+    with pytest.raises(ValueError, match="twice"):
+        async with open_client(MEMORY, instruments=[recorder, recorder]):
+            pass
+
+
+async def test_who_gives_the_class_of_an_instrument_is_told_so() -> None:
+    with pytest.raises(TypeError, match="an object, not the class LoggingInstrument"):
+        async with open_client(MEMORY, instruments=[LoggingInstrument]):
+            pass
+
+
 def test_an_async_method_which_nobody_would_await_is_refused() -> None:
     class Wrong:
         async def request_lost(self, _: object) -> None: ...
@@ -869,6 +921,14 @@ async def test_the_log_has_the_levels_that_are_wanted(
         ("INFO", "request 1 finished (unread) with unread tokens after 0.000 s"),
         ("INFO", f"connection to {coordinator.address} ended: the client is closed"),
     ]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"logger": "mine"}, {"levels": {"request_finished": "INFO"}}], ids=str
+)
+def test_a_log_that_would_fail_at_its_first_line_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=r"logger must be|request_finished must be an int"):
+        LoggingInstrument(**wrong)
 
 
 def test_a_level_of_no_event_is_refused() -> None:

@@ -242,6 +242,9 @@ class RequestGroup(Generic[ResultT]):
         self._members[index] = member
         self._next_index += 1
         self._began = True
+        if self._closed:  # by an instrument, in the middle of this
+            self._drop([index])
+            raise trio.ClosedResourceError(CLOSED)
         return index
 
     # Cancelling

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from ..instruments import HOOKS, Instrument
+from ..models.scalars import to_int
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,18 +47,23 @@ class LoggingInstrument(Instrument):
             `trio_infer.Instrument`'s methods.
 
     Raises:
+        TypeError: for what is no logger, or no number of a level.
         ValueError: for a level of what is no event.
     """
 
     def __init__(
         self, logger: logging.Logger | None = None, *, levels: Mapping[str, int] = LEVELS
     ) -> None:
+        given: object = logging.getLogger("trio_infer.telemetry") if logger is None else logger
+        if not isinstance(given, logging.Logger | logging.LoggerAdapter):
+            msg = f"logger must be a logging.Logger, not {type(given).__name__}"
+            raise TypeError(msg)
         for hook in levels:
             if hook not in HOOKS:
                 msg = f"levels must be of methods of Instrument, and {hook!r} is none"
                 raise ValueError(msg)
-        self._logger = logging.getLogger("trio_infer.telemetry") if logger is None else logger
-        self._levels = {**LEVELS, **levels}
+        self._logger = given
+        self._levels = {**LEVELS} | {hook: to_int(level, hook) for hook, level in levels.items()}
 
     def _log(self, hook: str, event: object, text: str, *arguments: object) -> None:
         self._logger.log(self._levels[hook], text, *arguments, extra={"event": event})
