@@ -157,9 +157,9 @@ async def test_standard_output_is_closed() -> None:
 
 
 BROKEN = """
-import sys, trio_infer.cli.generate
+import sys, trio_infer.cli.target
 def broken(*_, **__): raise LookupError("oh\\nno")
-trio_infer.cli.generate.open_client = broken
+trio_infer.cli.target.open_client = broken
 sys.exit(trio_infer.cli.main())
 """
 

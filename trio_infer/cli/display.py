@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import codecs
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from ..embedded.ngram import END_TOKEN
+from .records import completion_record, to_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..models import Completion
+    from ..models import Completion, TokenDelta
     from .output import Output
 
-__all__ = ["TOKENIZERS", "ByteDecoder", "Display"]
+__all__ = ["TOKENIZERS", "ByteDecoder", "Display", "JsonDisplay"]
 
 _BYTES: Final = 256
 
@@ -49,7 +50,7 @@ TOKENIZERS: Final = {"bytes": ByteDecoder}
 
 
 class Display:
-    """Shows one generation.
+    """Shows one generation as text.
 
     Args:
         output: where.
@@ -66,7 +67,7 @@ class Display:
         self._taken = 0
         self._told_ids = False
 
-    def show(self, tokens: Sequence[int]) -> None:
+    def show(self, delta: TokenDelta) -> None:
         """Shows the next tokens, if they are to be shown before the end.
 
         Raises:
@@ -74,11 +75,11 @@ class Display:
         """
         if not self._stream:
             return
-        self._taken += len(tokens)
+        self._taken += len(delta.tokens)
         if self._decoder is None:
-            self._tell_ids(tokens)
+            self._tell_ids(delta.tokens)
         else:
-            self._add(self._decoder.decode(tokens))
+            self._add(self._decoder.decode(delta.tokens))
 
     def _add(self, text: str) -> None:
         self._shown += text
@@ -116,3 +117,56 @@ class Display:
                 return
         if tokens:
             self._tell_ids(tokens)
+
+
+class JsonDisplay:
+    """Shows one generation as an object of JSON on a line, and before it each delta as another.
+
+    Args:
+        output: where.
+        decoder: what makes text of token ids; None where the tokenizer is not known.
+        stream: whether to show deltas at all.
+    """
+
+    def __init__(self, output: Output, decoder: ByteDecoder | None, *, stream: bool) -> None:
+        self._output = output
+        self._decoder = decoder
+        self._stream = stream
+
+    def show(self, delta: TokenDelta) -> None:
+        """Shows the next tokens, if they are to be shown before the end.
+
+        Raises:
+            click.UsageError: if they are not of the tokenizer that was named.
+        """
+        if not self._stream:
+            return
+        text = None if self._decoder is None else self._decoder.decode(delta.tokens)
+        self._write(
+            tokens=delta.tokens,
+            text=text,
+            log_probs=delta.log_probs,
+            top_n_logprobs=delta.top_n_logprobs,
+        )
+
+    def finish(self, tokens: Sequence[int], completion: Completion | None) -> None:
+        """Shows the completion; where it was cut short, what has come."""
+        if completion is not None:
+            self._write(**completion_record(completion))
+        elif tokens:
+            self._write(
+                generated_text=self._text(tokens),
+                generated_tokens=tokens,
+                generated_length=len(tokens),
+                finish_reason="abort",
+                from_deltas=True,
+            )
+
+    def _text(self, tokens: Sequence[int]) -> str | None:
+        if self._decoder is not None:
+            with suppress(click.UsageError):
+                return type(self._decoder)().decode(tokens)
+        return None
+
+    def _write(self, **fields: Any) -> None:
+        self._output.text(to_line({k: v for k, v in fields.items() if v is not None}))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import trio
 
@@ -14,9 +15,11 @@ from ..background import running_behind
 from .exits import by_signal
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 
-__all__ = ["Interruption"]
+__all__ = ["Interruption", "run_interruptible"]
+
+JobT = TypeVar("JobT")
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -72,3 +75,18 @@ class Interruption:
                 self._scope.cancel()
             elif number != signal.SIGHUP and trio.current_time() - self._at > ECHO_SECONDS:
                 os._exit(by_signal(number))
+
+
+def run_interruptible(
+    command: Callable[[Interruption, JobT], Awaitable[int | None]], job: JobT
+) -> int:
+    """Runs a command that minds its signals itself, and returns its exit code, or a signal's."""
+
+    async def run() -> int:
+        interruption = Interruption()
+        async with interruption.watching():
+            code = await command(interruption, job)
+        return interruption.exit_code or code or 0
+
+    logging.getLogger("trio_infer").addHandler(logging.NullHandler())  # what matters is told here
+    return trio.run(run)

@@ -1,0 +1,85 @@
+"""How probable tokens were, for people to read."""
+
+from __future__ import annotations
+
+import math
+from io import StringIO
+from typing import TYPE_CHECKING, Final
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..embedded.ngram import END_TOKEN
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ..models import Completion
+
+__all__ = ["log_prob_table"]
+
+WIDTH: Final = 100
+
+
+def log_prob_table(completion: Completion, *, are_bytes: bool) -> str:
+    """A line for each token: its id, its text if that is known, and how probable it was.
+
+    Args:
+        completion: which has log probs.
+        are_bytes: whether its tokens are those of the embedded models.
+    """
+    table = Table(box=None, pad_edge=False)
+    for column in ("token", "text", "log prob", "probability"):
+        table.add_column(column, justify="left" if column == "text" else "right")
+    likeliest = completion.generated_top_n_logprobs
+    if likeliest:
+        table.add_column("likeliest", no_wrap=True)
+    prompt = completion.prompt_log_probs or ()
+    prompt_tokens = (completion.prompt_tokens or ())[-len(prompt) :] if prompt else ()
+    prompt_likeliest = completion.prompt_top_n_logprobs or ()
+    for index, log_prob in enumerate(prompt):
+        token = prompt_tokens[index] if index < len(prompt_tokens) else None
+        _add(table, token, log_prob, _at(prompt_likeliest, index), are_bytes=are_bytes)
+    if prompt:
+        table.add_section()
+    for index, log_prob in enumerate(completion.generated_log_probs or ()):
+        token = completion.generated_tokens[index]
+        _add(table, token, log_prob, _at(likeliest or (), index), are_bytes=are_bytes)
+    written = StringIO()
+    Console(file=written, width=WIDTH, color_system=None).print(table)
+    return "".join(line.rstrip() + "\n" for line in written.getvalue().splitlines())
+
+
+def _at(entries: Sequence[Mapping[str, float]], index: int) -> Mapping[str, float]:
+    return entries[index] if index < len(entries) else {}
+
+
+def _add(
+    table: Table,
+    token: int | None,
+    log_prob: float,
+    likeliest: Mapping[str, float],
+    *,
+    are_bytes: bool,
+) -> None:
+    text = _text(token) if are_bytes and token is not None else ""
+    others = sorted(likeliest.items(), key=lambda item: -item[1])
+    cells = (
+        "" if token is None else str(token),
+        text,
+        f"{log_prob:.3f}",
+        _percent(log_prob),
+        "  ".join(f"{other!r} {_percent(value)}" for other, value in others),
+    )
+    table.add_row(*map(Text, cells[: len(table.columns)]))
+
+
+def _text(token: int) -> str:
+    if token == END_TOKEN:
+        return "(end)"
+    return repr(bytes((token,)).decode(errors="backslashreplace")) if 0 <= token < END_TOKEN else ""
+
+
+def _percent(log_prob: float) -> str:
+    return f"{math.exp(min(log_prob, 0.0)):.1%}"

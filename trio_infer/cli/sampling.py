@@ -1,0 +1,141 @@
+"""The sampling parameters as options."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from ..models import SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["NUM_TOKENS", "sampling_options"]
+
+NUM_TOKENS: Final = 256
+"""The budget where no other is given."""
+
+
+def _parse_extra(_context: object, _option: object, values: Sequence[str]) -> dict[str, Any]:
+    extra = {}
+    for value in values:
+        name, equals, text = value.partition("=")
+        if not (name and equals):
+            msg = f"{value!r} is not of the form NAME=VALUE"
+            raise click.BadParameter(msg)
+        try:
+            extra[name] = json.loads(text)
+        except ValueError:
+            extra[name] = text  # what is no JSON is a string
+    return extra
+
+
+_OPTIONS: Final = (
+    click.option(
+        "-n",
+        "--num-tokens",
+        type=click.IntRange(min=0),
+        help=f"Generate so many tokens at most.  [default: {NUM_TOKENS}]",
+    ),
+    click.option(
+        "--num-tokens-total",
+        type=click.IntRange(min=0),
+        help="So many tokens at most, prompt and generated ones together.",
+    ),
+    click.option(
+        "--temperature",
+        type=click.FloatRange(min=0),
+        default=1.0,
+        show_default=True,
+        help="Below 1 favours the likely tokens, above it the unlikely.",
+    ),
+    click.option(
+        "--top-k", type=click.IntRange(min=0), help="Sample among the K likeliest tokens."
+    ),
+    click.option(
+        "--top-p",
+        type=click.FloatRange(0, 1),
+        help="Sample among the likeliest tokens that together reach this probability.",
+    ),
+    click.option("--stop", multiple=True, metavar="TEXT", help="End before this text. Repeatable."),
+    click.option(
+        "--detokenize-stop-sequence", is_flag=True, help="Keep the text that ended it as well."
+    ),
+    click.option(
+        "--termination-id",
+        type=int,
+        metavar="ID",
+        help="End with this token, rather than with the model's own; -1: with none.",
+    ),
+    click.option("--add-bos", is_flag=True, help="Begin a text prompt with the model's BOS token."),
+    click.option("--log-probs", is_flag=True, help="Tell how probable each token was."),
+    click.option(
+        "--top-n-logprobs",
+        type=click.IntRange(min=0),
+        default=0,
+        metavar="N",
+        help="Tell the N likeliest tokens at each place as well.",
+    ),
+    click.option(
+        "--prompt-log-probs", is_flag=True, help="Tell how probable the prompt's tokens were, too."
+    ),
+    click.option("--return-prompt-tokens", is_flag=True, help="Ask for the prompt's token ids."),
+    click.option(
+        "--return-segments", is_flag=True, help="Ask for the text of each token, if engines can."
+    ),
+    click.option(
+        "--streaming-interval",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        help="So many tokens at least come at a time, while it is generated.",
+    ),
+    click.option(
+        "--param",
+        "extra",
+        multiple=True,
+        callback=_parse_extra,
+        metavar="NAME=VALUE",
+        help="A parameter that newer engines know; VALUE is JSON, or else a string. Repeatable.",
+    ),
+)
+
+
+def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a command these options, which it gets as its argument ``sampling_params``."""
+
+    @functools.wraps(command)
+    def call(**given: Any) -> Any:
+        return command(sampling_params=_take(given), **given)
+
+    return functools.reduce(lambda made, option: option(made), reversed(_OPTIONS), call)
+
+
+def _take(given: dict[str, Any]) -> SamplingParams:
+    """Takes the options out of those given, and makes parameters of them."""
+    num_tokens, total = given.pop("num_tokens"), given.pop("num_tokens_total")
+    if num_tokens is None and total is None:
+        num_tokens = NUM_TOKENS
+    prompt_log_probs, top_n = given.pop("prompt_log_probs"), given.pop("top_n_logprobs")
+    log_probs = given.pop("log_probs") or prompt_log_probs or top_n > 0
+    return SamplingParams(
+        num_tokens_to_generate=num_tokens,
+        num_tokens_total=total,
+        temperature=given.pop("temperature"),
+        top_k=given.pop("top_k") or 0,
+        top_p=given.pop("top_p") or 0.0,
+        stop_words=list(given.pop("stop")) or None,
+        detokenize_stop_sequence=given.pop("detokenize_stop_sequence"),
+        termination_id=given.pop("termination_id"),
+        add_BOS=given.pop("add_bos"),
+        return_log_probs=log_probs,
+        skip_prompt_log_probs=log_probs and not prompt_log_probs,
+        top_n_logprobs=top_n,
+        return_prompt_tokens=given.pop("return_prompt_tokens"),
+        return_segments=given.pop("return_segments"),
+        streaming_interval=given.pop("streaming_interval"),
+        extra=given.pop("extra"),
+    )

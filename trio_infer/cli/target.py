@@ -1,0 +1,124 @@
+"""Which coordinator a command asks: the one at an address, or else one of its own."""
+
+from __future__ import annotations
+
+import functools
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import click
+
+from ..embedded import open_coordinator
+from ..opening import open_client
+from .options import dialect_option
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+    from contextlib import AbstractAsyncContextManager
+
+    from ..client import InferenceClient
+    from ..models import Completion
+
+__all__ = ["Target", "embedded_options", "target_options"]
+
+
+@attrs.frozen(kw_only=True)
+class Target:
+    """The coordinator that a command asks, and how.
+
+    Attributes:
+        address: of the coordinator; None for an embedded one.
+        dialect: what it speaks.
+        connect_timeout: how many seconds connecting may take.
+        seed: where chance begins in an embedded one; None: somewhere else each time.
+        step_time: how many seconds a step of an embedded one takes; None: as few as it can.
+    """
+
+    address: str | None
+    dialect: str
+    connect_timeout: float
+    seed: int | None = None
+    step_time: float | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if self.address is not None and (self.seed, self.step_time) != (None, None):
+            msg = (
+                "--seed and --step-time are for the embedded coordinator, not for one at an address"
+            )
+            raise click.UsageError(msg)
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncGenerator[str]:
+        """The block in which the coordinator serves, and its address.
+
+        To be opened around the client's: it has to outlive whatever ends that.
+        """
+        if self.address is not None:
+            yield self.address
+            return
+        async with open_coordinator(
+            dialect=self.dialect, seed=self.seed, step_time=self.step_time or 0.0
+        ) as coordinator:
+            yield coordinator.address
+
+    def open_client(self, address: str) -> AbstractAsyncContextManager[InferenceClient[Completion]]:
+        """A client of the coordinator that serves there."""
+        return open_client(address, dialect=self.dialect, connect_timeout=self.connect_timeout)
+
+
+_TARGET: Final = (
+    click.option(
+        "--address",
+        envvar="TRIO_INFER_ADDRESS",
+        show_envvar=True,
+        metavar="ADDRESS",
+        help="The coordinator to ask, such as tcp://host:5555.  [default: an embedded one]",
+    ),
+    dialect_option,
+    click.option(
+        "--connect-timeout",
+        type=click.FloatRange(min=0),
+        default=10.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="Give up connecting after this time.",
+    ),
+)
+_EMBEDDED: Final = (
+    click.option(
+        "--seed",
+        type=click.IntRange(min=0),
+        help="Let the embedded coordinator give the same text each time.",
+    ),
+    click.option(
+        "--step-time",
+        type=click.FloatRange(min=0),
+        metavar="SECONDS",
+        help="How long the embedded coordinator takes for a token.  [default: as little as it can]",
+    ),
+)
+
+
+def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a command the options of a coordinator, which it gets as its argument ``target``."""
+    return _with_options(command, _TARGET, ("address", "dialect", "connect_timeout"))
+
+
+def embedded_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """As `target_options`, and those of an embedded one as well."""
+    names = ("address", "dialect", "connect_timeout", "seed", "step_time")
+    return _with_options(command, (*_TARGET, *_EMBEDDED), names)
+
+
+def _with_options(
+    command: Callable[..., Any],
+    options: tuple[Callable[..., Any], ...],
+    names: tuple[str, ...],
+) -> Callable[..., Any]:
+    @functools.wraps(command)
+    def call(**given: Any) -> Any:
+        target = Target(**{name: given.pop(name) for name in names})
+        return command(target=target, **given)
+
+    return functools.reduce(lambda made, option: option(made), reversed(options), call)
