@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections import deque
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -12,6 +10,8 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
+
+from .rate import Rate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from ..embedded import CoordinatorStatistics, EmbeddedCoordinator, RunningRequest
 
 __all__ = ["View", "make_view"]
-
-RATE_SECONDS: Final = 2.0
-"""The span over which tokens per second are counted."""
 
 SHOWN_REQUESTS: Final = 8
 """So many running requests are listed; of more, how many more."""
@@ -65,7 +62,7 @@ class LiveView:
 
     def __init__(self, coordinator: EmbeddedCoordinator, console: Console) -> None:
         self._coordinator = coordinator
-        self._rate = _Rate()
+        self._rate = Rate()
         # Without a thread of rich's own: the coordinator is this thread's business.
         self.live = Live(console=console, auto_refresh=False, get_renderable=self.render)
 
@@ -97,7 +94,7 @@ class PlainView:
     def __init__(self, coordinator: EmbeddedCoordinator, console: Console) -> None:
         self._coordinator = coordinator
         self._console = console
-        self._rate = _Rate()
+        self._rate = Rate()
         self._last = coordinator.statistics()
 
     def refresh(self) -> None:
@@ -125,23 +122,6 @@ def _row(request: RunningRequest) -> Iterator[str]:
         request.generated_length,
     )
     return map(str, numbers)
-
-
-class _Rate:
-    """How fast a counter grows, over the last seconds."""
-
-    def __init__(self) -> None:
-        self._before = (time.monotonic(), 0)
-        self._samples: deque[tuple[float, int]] = deque()
-
-    def update(self, count: int) -> float:
-        """Takes the counter as it is now, and returns its growth per second."""
-        now = time.monotonic()
-        self._samples.append((now, count))
-        while self._samples[0][0] < now - RATE_SECONDS:
-            self._before = self._samples.popleft()
-        then, before = self._before
-        return (count - before) / max(now - then, 1e-9)
 
 
 class _ConsoleHandler(logging.Handler):

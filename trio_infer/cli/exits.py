@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..errors import InferenceError
+from .output import visible
 
 __all__ = ["EXIT_CODES", "FAILED", "USAGE", "by_signal", "exit_code_for"]
 
@@ -82,7 +83,7 @@ def _diagnose(error: BaseException) -> tuple[str, int]:
 
 def _complain(line: str) -> None:
     console = Console(stderr=True, highlight=False)
-    text = Text.assemble(("trio-infer:", "bold red"), " ", " ".join(line.split()))
+    text = Text.assemble(("trio-infer:", "bold red"), " ", visible(" ".join(line.split())))
     with suppress(OSError):  # nobody to tell
         console.print(text, soft_wrap=True)
 

@@ -19,7 +19,7 @@ from ..background import running_behind
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-__all__ = ["Output"]
+__all__ = ["Output", "visible"]
 
 FLUSH_SECONDS: Final = 1.0
 """How long what is left to write may take at the end."""
@@ -29,6 +29,11 @@ _CONTROL: Final = {code: chr(0x2400 + code) for code in range(32) if chr(code) n
     **dict.fromkeys(range(0x80, 0xA0), "\N{REPLACEMENT CHARACTER}"),
 }
 """What a terminal would take for commands, made visible. Models may say anything."""
+
+
+def visible(text: str) -> str:
+    """A text that commands no terminal."""
+    return text.translate(_CONTROL)
 
 
 class Output:
@@ -106,7 +111,7 @@ class Output:
 def _write(stream: TextIO, text: str) -> None:
     """Writes past Python's buffer: at exit that must not wait for a thread that never returns."""
     if stream.isatty():
-        text = text.translate(_CONTROL)
+        text = visible(text)
     data = memoryview(text.encode(stream.encoding or "utf-8", errors="replace"))
     while data:
         data = data[os.write(stream.fileno(), data) :]

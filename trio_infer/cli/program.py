@@ -7,9 +7,11 @@ from typing import Final
 
 import click
 
+from .batch import batch
 from .coordinator import coordinator
 from .exits import EXIT_CODES, USAGE, exit_code_for
 from .generate import generate
+from .options import SETTINGS
 
 __all__ = ["program", "run"]
 
@@ -27,7 +29,7 @@ Examples:
     name=NAME,
     invoke_without_command=True,
     epilog=EXAMPLES + EXIT_CODES,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings=SETTINGS,
 )
 @click.version_option(package_name=NAME, prog_name=NAME, message="%(prog)s %(version)s")
 @click.pass_context
@@ -41,8 +43,8 @@ def program(context: click.Context) -> int:
     return USAGE
 
 
-program.add_command(generate)
-program.add_command(coordinator)
+for command in (generate, batch, coordinator):
+    program.add_command(command)
 
 
 def run() -> int:

@@ -1,0 +1,156 @@
+"""The output file of a batch: what is done already, and where the rest is written.
+
+A result is one line, written at once, so whatever ends the program leaves at most one line that is
+torn: the last. It is cut off when the file is opened again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import stat
+from contextlib import suppress
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from .records import to_line
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .rows import Row
+
+__all__ = ["Done", "Results"]
+
+BEGINNING: Final = b'{"line": '
+"""So each result begins, and a torn line that does not is none of ours."""
+
+MOST_LINES: Final = 10**10
+
+
+class Done:
+    """Which lines are done: a bit for each number, and a fingerprint for each id."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._lines = bytearray()
+        self._ids: set[bytes] = set()
+        self._met: set[bytes] = set()
+
+    def note(self, line: int, own_id: object) -> None:
+        """Takes a result that was found."""
+        self.count += 1
+        if own_id is not None:
+            self._ids.add(_fingerprint(own_id))
+            return
+        place, bit = divmod(line, 8)
+        if place >= len(self._lines):
+            self._lines.extend(bytes(place + 1 - len(self._lines)))
+        self._lines[place] |= 1 << bit
+
+    def meet(self, row: Row) -> bool:
+        """Whether a line is done, now that it has been read. Each fingerprint is held once.
+
+        Raises:
+            ValueError: another line had its id.
+        """
+        if row.id is None:
+            place, bit = divmod(row.line, 8)
+            return place < len(self._lines) and bool(self._lines[place] >> bit & 1)
+        own = _fingerprint(row.id)
+        if own in self._met:
+            msg = f"its id {row.id!r:.80} is that of a line before it"
+            raise ValueError(msg)
+        self._met.add(own)
+        if own in self._ids:
+            self._ids.remove(own)
+            return True
+        return False
+
+
+def _fingerprint(own_id: object) -> bytes:
+    return blake2b(json.dumps(own_id).encode(), digest_size=16).digest()
+
+
+class Results:
+    """The file, locked against other runs.
+
+    Args:
+        path: of the file, which need not be there yet.
+
+    Raises:
+        click.ClickException: it cannot be written, or another run is writing it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o666)
+            if not stat.S_ISREG(os.fstat(self.fd).st_mode):
+                msg = "it is no regular file"
+                raise click.FileError(str(path), msg)
+            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            msg = f"{path} is being written by another run"
+            raise click.ClickException(msg) from None
+        except OSError as error:
+            raise click.FileError(str(path), error.strerror) from None
+        self._size = 0
+
+    def read(self) -> Done:
+        """What is done. Reads the whole file, and holds no more of it than a line.
+
+        Raises:
+            click.ClickException: the file holds something else.
+        """
+        done = Done()
+        self._size = 0
+        with open(self.fd, "rb", closefd=False) as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n") and _is_ours(line):
+                    break
+                done.note(*self._parse(number, line))
+                self._size += len(line)
+        return done
+
+    def _parse(self, number: int, line: bytes) -> tuple[int, object]:
+        try:
+            if line.startswith(BEGINNING) and line.endswith(b"\n"):
+                record = json.loads(line)
+                if 0 < record["line"] <= MOST_LINES:
+                    return record["line"], record.get("id")
+        except (ValueError, TypeError, RecursionError):
+            pass
+        msg = f"{self._path} is left as it is: its line {number} is no result of a batch"
+        raise click.ClickException(msg)
+
+    def cut(self) -> bool:
+        """Cuts off a line that was torn, and returns whether there was one."""
+        torn = os.fstat(self.fd).st_size > self._size
+        os.ftruncate(self.fd, self._size)
+        return torn
+
+    def write(self, row: Row, record: dict[str, Any]) -> None:
+        """Writes the result of a line, so that it is in the file when this returns.
+
+        Raises:
+            OSError: it cannot be written; then nothing of it is left there.
+        """
+        own_id = {} if row.id is None else {"id": row.id}
+        data = to_line({"line": row.line, **own_id, **record}).encode(errors="replace")
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(self.fd, rest) :]
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(self.fd, self._size)
+            raise
+        self._size += len(data)
+
+
+def _is_ours(torn: bytes) -> bool:
+    return torn[: len(BEGINNING)] == BEGINNING[: len(torn)]
