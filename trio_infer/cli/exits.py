@@ -4,7 +4,7 @@
 code        meaning
 =========== =================================================================
 0           it worked, or a coordinator was told to stop
-1           it failed
+1           it failed, or a part of it did: lines of a batch, requests of a bench
 2           the command line makes no sense
 128 + n     signal n ended it: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP, 141 where nobody
             reads the output any more
@@ -36,7 +36,7 @@ EXIT_CODES: Final = """
 \b
 Exit codes:
   0    it worked, or a coordinator was told to stop
-  1    it failed
+  1    it failed, or a part of it did: lines of a batch, requests of a bench
   2    the command line makes no sense
   130  Ctrl-C ended it; likewise 143 SIGTERM, 129 SIGHUP,
        141 nobody reads the output any more"""

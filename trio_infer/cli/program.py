@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import errno
+import os
 from typing import Final
 
 import click
 
 from .batch import batch
+from .bench import bench
+from .completion import NAME, VARIABLE, completion
 from .coordinator import coordinator
+from .engines import engines
 from .exits import EXIT_CODES, USAGE, exit_code_for
 from .generate import generate
 from .options import SETTINGS
+from .ping import ping
+from .shutdown import shutdown
 
 __all__ = ["program", "run"]
-
-NAME: Final = "trio-infer"
 
 EXAMPLES: Final = """
 \b
 Examples:
   trio-infer generate --stream "Structured concurrency is"
+  trio-infer batch prompts.jsonl -o results.jsonl
   trio-infer coordinator --bind tcp://127.0.0.1:5555
 """
 
@@ -36,22 +41,27 @@ Examples:
 def program(context: click.Context) -> int:
     """Talk to the inference coordinator of Megatron-Core.
 
-    Each command tells all about itself with --help.
+    Each command tells all about itself with --help. Those that ask a coordinator ask an embedded
+    one where no --address is given.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help(), err=True)
     return USAGE
 
 
-for command in (generate, batch, coordinator):
-    program.add_command(command)
+COMMANDS: Final = (generate, batch, bench, ping, engines, shutdown, coordinator, completion)
+
+for _command in COMMANDS:
+    program.add_command(_command)
 
 
 def run() -> int:
     """Runs the program and returns its exit code. Shows no traceback, whatever happens."""
     try:
         code = program.main(prog_name=NAME, standalone_mode=False)
-    except SystemExit:  # click's answer to a broken pipe, and to nothing else
+    except SystemExit as end:  # click's answer to a shell that completes, and to a broken pipe
+        if os.environ.get(VARIABLE):
+            return int(end.code or 0)
         return exit_code_for(BrokenPipeError(errno.EPIPE, "Broken pipe"))
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - whatever happens
         return exit_code_for(error)

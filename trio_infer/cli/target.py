@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..client import InferenceClient
     from ..models import Completion
 
-__all__ = ["Target", "embedded_options", "target_options"]
+__all__ = ["Target", "embedded_options", "paced_options", "target_options"]
 
 
 @attrs.frozen(kw_only=True)
@@ -85,18 +85,16 @@ _TARGET: Final = (
         help="Give up connecting after this time.",
     ),
 )
-_EMBEDDED: Final = (
-    click.option(
-        "--seed",
-        type=click.IntRange(min=0),
-        help="Let the embedded coordinator give the same text each time.",
-    ),
-    click.option(
-        "--step-time",
-        type=click.FloatRange(min=0),
-        metavar="SECONDS",
-        help="How long the embedded coordinator takes for a token.  [default: as little as it can]",
-    ),
+_SEED: Final = click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    help="Let the embedded coordinator give the same text each time.",
+)
+_STEP_TIME: Final = click.option(
+    "--step-time",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="How long the embedded coordinator takes for a token.  [default: as little as it can]",
 )
 
 
@@ -108,7 +106,13 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def embedded_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """As `target_options`, and those of an embedded one as well."""
     names = ("address", "dialect", "connect_timeout", "seed", "step_time")
-    return _with_options(command, (*_TARGET, *_EMBEDDED), names)
+    return _with_options(command, (*_TARGET, _SEED, _STEP_TIME), names)
+
+
+def paced_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """As `embedded_options`, for a command that has a seed of its own."""
+    names = ("address", "dialect", "connect_timeout", "step_time")
+    return _with_options(command, (*_TARGET, _STEP_TIME), names)
 
 
 def _with_options(
