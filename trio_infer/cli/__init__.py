@@ -5,13 +5,20 @@ It wants the extra ``cli``: click, and rich for what people look at.
 
 from __future__ import annotations
 
+import signal
 import sys
 
 __all__ = ["main"]
 
 
 def main() -> int:
-    """Runs the program for the arguments in `sys.argv`, and returns its exit code."""
+    """Runs the program for the arguments in `sys.argv`, and returns its exit code.
+
+    Before and behind code that minds Ctrl-C it ends the process without a word.
+    """
+    minded = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if minded:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         from .program import run  # noqa: PLC0415 - click and rich may be missing
     except ModuleNotFoundError as error:
@@ -19,4 +26,10 @@ def main() -> int:
             raise
         print(f"trio-infer: no {error.name} here: install trio-infer[cli]", file=sys.stderr)  # noqa: T201
         return 1
-    return run()
+    if not minded:
+        return run()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return run()
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)

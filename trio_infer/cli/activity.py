@@ -25,6 +25,11 @@ __all__ = ["View", "make_view"]
 SHOWN_REQUESTS: Final = 8
 """So many running requests are listed; of more, how many more."""
 
+FAULTS: Final = (
+    *("dropped", "dropped_acks", "duplicated", "corrupted", "delayed", "reordered"),
+    "failed_on_purpose",
+)
+
 
 class View(Protocol):
     """Something that shows what a coordinator does."""
@@ -110,8 +115,18 @@ def _summary(statistics: CoordinatorStatistics, rate: float) -> str:
     return (
         f"{statistics.running} running, {statistics.waiting} waiting, "
         f"{statistics.completed} completed ({statistics.aborts} aborted), "
-        f"{statistics.failed} failed, {rate:.0f} tokens/s"
+        f"{statistics.failed} failed, {rate:.0f} tokens/s{_faults(statistics)}"
     )
+
+
+def _faults(statistics: CoordinatorStatistics) -> str:
+    """What was done to messages on purpose, if anything was."""
+    told = [
+        f"{count} {name.replace('_', ' ')}"
+        for name in FAULTS
+        if (count := getattr(statistics, name))
+    ]
+    return "".join(f", {each}" for each in told)
 
 
 def _row(request: RunningRequest) -> Iterator[str]:

@@ -2,27 +2,53 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+import attrs
 import click
 import trio
 
-from ..embedded import EmbeddedCoordinator, open_coordinator
-from ..embedded.engine import DEFAULT_MAX_REQUESTS
+from ..embedded import EmbeddedCoordinator, Faults, open_coordinator
+from ..embedded.engine import DEFAULT_MAX_REQUESTS, DEFAULT_MAX_SEQUENCE_LENGTH
 from ..protocol.dialects import FRAMED
 from .activity import make_view
 from .exits import EXIT_CODES
 from .interruption import Interruption
+from .model import load_model
 from .options import dialect_option
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 __all__ = ["coordinator"]
+
+PROBABLE: Final = tuple(
+    field.name for field in attrs.fields(Faults) if field.name != "delay_seconds"
+)
+"""The faults that have a probability."""
 
 EXAMPLES: Final = """
 \b
 Examples:
   trio-infer coordinator --bind tcp://127.0.0.1:5555
   trio-infer coordinator --engines 2 --step-time 0.02
+  trio-infer coordinator --seed 1 --fault fail=0.1 --fault delay=0.5 --delay-seconds 0.1 2
+  trio-infer coordinator --model shakespeare.txt
 """
+
+
+def _parse_faults(_context: object, _option: object, values: Sequence[str]) -> dict[str, float]:
+    probabilities = {}
+    for value in values:
+        name, _, number = value.partition("=")
+        try:
+            probabilities[name] = float(number)
+        except ValueError:
+            name = ""
+        if name not in PROBABLE:
+            msg = f"{value!r} is not NAME=PROBABILITY with one of {', '.join(PROBABLE)}"
+            raise click.BadParameter(msg)
+    return probabilities
 
 
 @click.command(
@@ -60,11 +86,49 @@ Examples:
     help="How long an engine takes for a token of each request, beyond computing it.",
 )
 @click.option(
+    "--max-sequence-length",
+    type=click.IntRange(min=1),
+    default=DEFAULT_MAX_SEQUENCE_LENGTH,
+    show_default=True,
+    help="How many tokens a prompt and what follows it may have.",
+)
+@click.option(
+    "--block-size-tokens",
+    type=click.IntRange(min=1),
+    help="Give the engines a prefix cache of blocks of so many tokens.",
+)
+@click.option(
+    "--model",
+    metavar="MODEL",
+    help="The language model: a file of text to count, or MODULE:OBJECT, a LanguageModel or a"
+    " class of such.  [default: Python's help, counted]",
+)
+@click.option(
     "--seed",
     type=click.IntRange(min=0),
-    help="Give equal requests, sent in the same order, the same text.",
+    help="Give equal requests, sent in the same order, the same text and the same faults.",
 )
-def coordinator(**options: Any) -> int:
+@click.option(
+    "--fault",
+    "probabilities",
+    multiple=True,
+    callback=_parse_faults,
+    metavar="NAME=PROBABILITY",
+    help=f"What befalls messages by chance: {', '.join(PROBABLE)}. Repeatable.",
+)
+@click.option(
+    "--delay-seconds",
+    type=(float, float),
+    metavar="LEAST MOST",
+    help="How long --fault delay holds a reply back.  [default: 0 0.1]",
+)
+def coordinator(
+    *,
+    model: str | None,
+    probabilities: dict[str, float],
+    delay_seconds: tuple[float, float] | None,
+    **options: Any,
+) -> int:
     """Run an embedded coordinator for clients in other processes, until Ctrl-C.
 
     The first line on standard output is its address, and there is no other. Standard error shows
@@ -72,6 +136,9 @@ def coordinator(**options: Any) -> int:
 
     Ctrl-C, SIGTERM or a client's shutdown ends it, with the exit code 0, whatever still runs.
     """
+    span = {} if delay_seconds is None else {"delay_seconds": delay_seconds}
+    options["faults"] = Faults(**probabilities, **span)
+    options["model"] = None if model is None else load_model(model)
     trio.run(_run, options)
     return 0
 
