@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.cli.here import Here
 from tests.peers import ScriptedCoordinator, scripted_coordinator
 
 if TYPE_CHECKING:
@@ -31,3 +32,11 @@ async def coordinator() -> AsyncIterator[ScriptedCoordinator]:
     async with scripted_coordinator() as coordinator:
         yield coordinator
         assert coordinator.unroutable == 0, "the real coordinator would have crashed"
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Here:
+    for name in ("TRIO_INFER_ADDRESS", "TRIO_INFER_DIALECT", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+    return Here(monkeypatch, capfd)

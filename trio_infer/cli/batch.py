@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -25,6 +26,8 @@ from .sampling import sampling_options
 from .target import Target, embedded_options
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ..client import InferenceClient
     from ..groups import RequestGroup
     from ..groups.outcomes import Outcomes
@@ -92,26 +95,30 @@ def batch(*, source: str, output: Path, **options: Any) -> int:
     Started again with the same output, it goes on where it stopped: lines whose id, or number if
     they have none, has a result are left out. Ctrl-C aborts what runs, and keeps what is done.
     """
-    fd = _open_input(source, output)
-    results = Results(output)
-    job = _Job(name=source, input=fd, results=results, **options)
-    return run_interruptible(_run, job)
+    with _open_input(source, output) as fd, closing(Results(output)) as results:
+        job = _Job(name=source, input=fd, results=results, **options)
+        return run_interruptible(_run, job)
 
 
-def _open_input(source: str, output: Path) -> int:
+@contextmanager
+def _open_input(source: str, output: Path) -> Iterator[int]:
     if source == "-":
-        return 0
+        yield 0
+        return
     try:
         fd = os.open(source, os.O_RDONLY)
     except OSError as error:
         raise click.FileError(source, error.strerror) from None
-    if stat.S_ISDIR(os.fstat(fd).st_mode):
-        msg = "it is a directory"
-        raise click.FileError(source, msg)
-    if output.exists() and output.samefile(source):
-        msg = "INPUT and --output are the same file"
-        raise click.UsageError(msg)
-    return fd
+    try:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            msg = "it is a directory"
+            raise click.FileError(source, msg)
+        if output.exists() and output.samefile(source):
+            msg = "INPUT and --output are the same file"
+            raise click.UsageError(msg)
+        yield fd
+    finally:
+        os.close(fd)
 
 
 async def _run(interruption: Interruption, job: _Job) -> int:

@@ -136,8 +136,10 @@ def coordinator(
 
     Ctrl-C, SIGTERM or a client's shutdown ends it, with the exit code 0, whatever still runs.
     """
-    span = {} if delay_seconds is None else {"delay_seconds": delay_seconds}
-    options["faults"] = Faults(**probabilities, **span)
+    faults: dict[str, Any] = dict(probabilities)
+    if delay_seconds is not None:
+        faults["delay_seconds"] = delay_seconds
+    options["faults"] = Faults(**faults)
     options["model"] = None if model is None else load_model(model)
     trio.run(_run, options)
     return 0

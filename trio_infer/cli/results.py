@@ -100,6 +100,10 @@ class Results:
             raise click.FileError(str(path), error.strerror) from None
         self._size = 0
 
+    def close(self) -> None:
+        """Lets others have the file."""
+        os.close(self.fd)
+
     def read(self) -> Done:
         """What is done. Reads the whole file, and holds no more of it than a line.
 

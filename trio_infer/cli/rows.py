@@ -92,7 +92,7 @@ class LineReader:
         self._tail += tail
         if not piece:
             self._ended = True
-            if self._tail:
+            if self._tail or self._too_long:
                 self._end_line()
         elif len(self._tail) > MAX_LINE:
             self._too_long = True
