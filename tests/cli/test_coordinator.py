@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+from typing import TYPE_CHECKING
 
 import msgpack
 import pytest
@@ -12,8 +13,13 @@ import trio
 import zmq
 
 from tests.programs import Program, in_terminal, started
-from trio_infer import InferenceClient, SamplingParams, open_client
-from trio_infer.embedded import open_coordinator
+from trio_infer import InferenceClient, RequestFailed, SamplingParams, open_client
+from trio_infer.embedded import Faults, open_coordinator
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.cli.here import Here
 
 LONG = SamplingParams(num_tokens_to_generate=100_000, top_k=1)  # the likeliest tokens never end
 SHORT = SamplingParams(num_tokens_to_generate=20, top_k=1)
@@ -133,3 +139,57 @@ async def test_gives_the_same_text_by_seed() -> None:
     async with started("coordinator", "--seed", "3") as program:
         async with open_client(await address_of(program)) as client:
             assert (await client.generate("A generator", RANDOM)).generated_tokens == expected
+
+
+async def test_plays_faults_by_seed() -> None:
+    options = ("--seed", "1", "--fault", "fail=0.5")
+    async with started("coordinator", *options) as program:
+        async with open_client(await address_of(program)) as client:
+            failed = [await fails(client) for _ in range(12)]
+        program.send(signal.SIGINT)
+        assert await program.ended() == 0
+        assert f", {sum(failed)} failed on purpose" in await program.stderr.rest()
+    async with open_coordinator(seed=1, faults=Faults(fail=0.5)) as embedded:
+        async with open_client(embedded.address) as client:
+            assert [await fails(client) for _ in range(12)] == failed
+    assert True in failed
+    assert False in failed
+
+
+async def fails(client: InferenceClient) -> bool:
+    try:
+        await client.generate("hi", SHORT)
+    except RequestFailed:
+        return True
+    return False
+
+
+async def test_speaks_by_a_model_of_ones_own(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("to be or not to be, " * 20)
+    async with started("coordinator", "--model", str(text)) as program:
+        async with open_client(await address_of(program)) as client:
+            completion = await client.generate("to be or", SHORT)
+            assert completion.generated_text == " not to be, to be or"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint", "code"),
+    [
+        ("--fault nothing=1", "'nothing=1' is not NAME=PROBABILITY with one of drop, ", 2),
+        ("--fault drop", "'drop' is not NAME=PROBABILITY", 2),
+        ("--fault drop=2", "drop must lie between 0 and 1", 2),
+        ("--delay-seconds 2 1", "delay_seconds must be a span of seconds", 2),
+        ("--model no-file", "'no-file': No such file", 1),
+        ("--model /dev/null", "/dev/null is empty", 1),
+        ("--model no_such_module:model", "ModuleNotFoundError: No module named", 1),
+        ("--model trio_infer.embedded:Faults", "Faults is no LanguageModel", 1),
+        ("--model tests.cli.endless:Endless --bind x", "'x' is no address", 2),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(
+    here: Here, arguments: str, complaint: str, code: int
+) -> None:
+    result = here.run("coordinator", *arguments.split())
+    assert complaint in result.stderr
+    assert (result.code, result.stdout, result.stderr.count("\n")) == (code, "", 1)
