@@ -133,6 +133,13 @@ def docs(session: nox.Session) -> None:
     )
 
 
+@nox.session(default=False)
+def pictures(session: nox.Session) -> None:
+    """Make the pictures of the command line anew, for the documentation."""
+    session.install("-e", ".[cli]")
+    session.run("python", "docs/pictures.py")
+
+
 @nox.session(default=False, python=FOUND["3.11"] or MAIN)
 def megatron(session: nox.Session) -> None:
     """Run the conformance tests against megatron-core's own coordinator, and those with torch.

@@ -37,7 +37,7 @@ COMMANDS = dict(commands(program))
 def examples(text: str) -> list[list[str]]:
     """The arguments of all lines that start the program."""
     lines = re.sub(r"\\\n\s*", "", text).splitlines()
-    started = [line.strip().removeprefix("$ ") for line in lines]
+    started = [re.sub(r"^eval .\$\((.*)\).$", r"\1", each.strip("$ ")) for each in lines]
     return [
         shlex.split(re.split(r"\s[|<>]", line)[0])[1:]
         for line in started

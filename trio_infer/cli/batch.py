@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ..groups.outcomes import Outcomes
     from ..models import Completion, Outcome
 
-__all__ = ["batch"]
+__all__ = ["Batch", "Job", "batch"]
 
 CONCURRENCY: Final = 32
 
@@ -49,7 +49,7 @@ Examples:
 
 
 @attrs.frozen(kw_only=True)
-class _Job:
+class Job:
     """What the command line asks for."""
 
     target: Target
@@ -96,7 +96,7 @@ def batch(*, source: str, output: Path, **options: Any) -> int:
     they have none, has a result are left out. Ctrl-C aborts what runs, and keeps what is done.
     """
     with _open_input(source, output) as fd, closing(Results(output)) as results:
-        job = _Job(name=source, input=fd, results=results, **options)
+        job = Job(name=source, input=fd, results=results, **options)
         return run_interruptible(_run, job)
 
 
@@ -121,14 +121,14 @@ def _open_input(source: str, output: Path) -> Iterator[int]:
         os.close(fd)
 
 
-async def _run(interruption: Interruption, job: _Job) -> int:
+async def _run(interruption: Interruption, job: Job) -> int:
     counts = Counts()
     view = BatchView(counts)
     try:
         with view.showing():
             async with running_behind(view.refresh_now_and_then):
                 with interruption.cancels():
-                    await _Batch(job, counts, view).run()
+                    await Batch(job, counts, view).run()
     except Exception:
         if counts.handled:
             view.note(f"{counts}; {GOING_ON}")
@@ -140,10 +140,10 @@ async def _run(interruption: Interruption, job: _Job) -> int:
     return FAILED if counts.failed or counts.bad else 0
 
 
-class _Batch:
+class Batch:
     """One run over the input."""
 
-    def __init__(self, job: _Job, counts: Counts, view: BatchView) -> None:
+    def __init__(self, job: Job, counts: Counts, view: BatchView) -> None:
         self._job = job
         self._counts = counts
         self._view = view
