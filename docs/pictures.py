@@ -128,7 +128,9 @@ async def show_coordinator() -> None:
                 nursery.start_soon(client.generate, prompt, params)
             view.render()
             await until(lambda: coordinator.statistics().completed > 4 and is_busy(coordinator))
-            command = "trio-infer coordinator --bind tcp://127.0.0.1:5555 --engines 2 --max-requests 5"
+            command = (
+                "trio-infer coordinator --bind tcp://127.0.0.1:5555 --engines 2 --max-requests 5"
+            )
             save("coordinator", command, coordinator.address, view.render())
             nursery.cancel_scope.cancel()
 

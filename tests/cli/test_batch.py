@@ -286,6 +286,18 @@ async def test_a_lost_connection_keeps_what_is_done(
         assert len(read(output)) == 1
 
 
+async def test_nobody_reads_what_it_reports(
+    coordinator: ScriptedCoordinator, source: Path, output: Path
+) -> None:
+    write(source, *prompts(1))
+    async with started("batch", *to(coordinator), str(source), "-o", str(output)) as program:
+        request = await coordinator.submission()
+        await program.stderr.aclose()
+        coordinator.reply(request, [65])
+        assert await program.ended() == 141
+        assert len(read(output)) == 1
+
+
 async def test_a_full_disk_leaves_whole_results(
     coordinator: ScriptedCoordinator, source: Path, output: Path
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import sys
 from functools import partial
 
 import pytest
@@ -11,7 +12,7 @@ import trio
 
 from tests.cli.endless import Endless, far, idle
 from tests.peers import ScriptedCoordinator, scripted_coordinator
-from tests.programs import in_terminal, started
+from tests.programs import Result, in_terminal, run, started
 from trio_infer.embedded import open_coordinator
 from trio_infer.protocol.dialect import Kind
 
@@ -201,6 +202,24 @@ async def test_leaves_while_it_waits_for_a_prompt() -> None:
         program.send(signal.SIGINT)
         assert await program.ended() == 130
         assert (await program.stderr.rest()).strip() == ""
+
+
+EARLY = """
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "{}":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+from _trio_infer_start import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("module", ["trio_infer.client", "rich.console"])
+async def test_leaves_without_a_word_while_it_starts(module: str) -> None:
+    command = (sys.executable, "-c", EARLY.format(module))
+    assert await run("generate", "hi", command=command) == Result(-signal.SIGINT, "", "")
 
 
 async def test_goes_on_where_hangups_are_ignored(coordinator: ScriptedCoordinator) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -103,7 +104,10 @@ def batch(*, source: str, output: Path, **options: Any) -> int:
 @contextmanager
 def _open_input(source: str, output: Path) -> Iterator[int]:
     if source == "-":
-        yield 0
+        if sys.stdin is None:
+            msg = "there is no standard input to read"
+            raise click.UsageError(msg)
+        yield sys.stdin.fileno()
         return
     try:
         fd = os.open(source, os.O_RDONLY)
