@@ -17,8 +17,7 @@ import errno
 import os
 import signal
 import sys
-from contextlib import suppress
-from typing import Final
+from typing import Final, TextIO
 
 import click
 from rich.console import Console
@@ -55,8 +54,9 @@ def exit_code_for(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt | click.Abort):
         return by_signal(signal.SIGINT)
     if isinstance(error, OSError):
-        _silence()
+        _silence(sys.stdout)
         if error.errno == errno.EPIPE:
+            _silence(sys.stderr)
             return by_signal(signal.SIGPIPE)
     line, code = _diagnose(error)
     _complain(line)
@@ -84,11 +84,13 @@ def _diagnose(error: BaseException) -> tuple[str, int]:
 def _complain(line: str) -> None:
     console = Console(stderr=True, highlight=False)
     text = Text.assemble(("trio-infer:", "bold red"), " ", visible(" ".join(line.split())))
-    with suppress(OSError):  # nobody to tell
+    try:
         console.print(text, soft_wrap=True)
+    except OSError:  # nobody to tell
+        _silence(sys.stderr)
 
 
-def _silence() -> None:
+def _silence(stream: TextIO | None) -> None:
     """Lets what Python still has to flush at exit go nowhere, since it would complain again."""
-    if sys.stdout is not None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if stream is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
