@@ -52,10 +52,17 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return values[below] + (values[above] - values[below]) * (place - below)
 
 
-def figures(load: Load, percentiles: Sequence[float]) -> dict[str, Any]:
+def figures(
+    load: Load, percentiles: Sequence[float], *, recent: int | None = None
+) -> dict[str, Any]:
     """All numbers, by the names that they have in vLLM's results; times are in milliseconds.
 
     What was not measured is None. Tokens count if they arrived, those of aborted requests as well.
+
+    Args:
+        load: that has ended, or runs.
+        percentiles: which of them to tell.
+        recent: of each kind of time so many at most, the last ones; None: all.
     """
     plan, duration = load.plan, max(load.duration, 1e-9)
     numbers: dict[str, Any] = {
@@ -72,7 +79,8 @@ def figures(load: Load, percentiles: Sequence[float]) -> dict[str, Any]:
         "total_token_throughput": (load.input_tokens + load.output_tokens) / duration,
     }
     for metric in METRICS:
-        values = sorted(1000 * seconds for seconds in load.measured[metric])
+        measured = load.measured[metric]
+        values = sorted(1000 * seconds for seconds in measured[-(recent or len(measured)) :])
         numbers |= _describe(metric, values, percentiles)
     return numbers
 

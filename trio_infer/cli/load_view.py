@@ -28,6 +28,9 @@ LIVE_SECONDS: Final = 0.25
 PLAIN_SECONDS: Final = 5.0
 BAR_WIDTH: Final = 40
 
+RECENT: Final = 2000
+"""The live view tells of so many times of each kind: to sort all of them would take too long."""
+
 
 class LoadView:
     """Shows a load on standard error: live if that is a terminal, else a line now and then.
@@ -74,7 +77,8 @@ class LoadView:
         head.add_row(
             "bench", ProgressBar(total, ended, width=BAR_WIDTH), Text(f"{ended}/{total}", "green")
         )
-        times = metric_table(figures(load, self._percentiles), self._percentiles)
+        numbers = figures(load, self._percentiles, recent=RECENT)
+        times = metric_table(numbers, self._percentiles)
         return Group(head, Text(self._summary(), "bold"), times)
 
     def _summary(self) -> str:
