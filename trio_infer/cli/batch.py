@@ -167,6 +167,7 @@ class Batch:
             job.target.open_client(address) as client,
             running_behind(self._count_lines),
         ):
+            client.stream("x", job.sampling_params)  # what the dialect lacks is told once
             await self._do_all(client)
         if client.statistics().undelivered:
             self._view.note(f"{address} owed last replies still, and may crash when it sends them")
