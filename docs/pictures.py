@@ -117,8 +117,9 @@ def is_busy(coordinator: EmbeddedCoordinator) -> bool:
 
 
 async def show_coordinator() -> None:
-    options = {"engines": 2, "max_requests": 5, "step_time": STEP_SECONDS, "seed": 1}
-    async with open_coordinator(bind="tcp://127.0.0.1:5555", **options) as coordinator:
+    async with open_coordinator(
+        bind="tcp://127.0.0.1:5555", engines=2, max_requests=5, step_time=STEP_SECONDS, seed=1
+    ) as coordinator:
         view = LiveView(coordinator, make_console())
         async with open_client(coordinator.address) as client, trio.open_nursery() as nursery:
             for number in range(24):
