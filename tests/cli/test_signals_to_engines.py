@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
+import trio
 
 from tests.programs import in_terminal, run
 from trio_infer.protocol.dialect import Kind
@@ -72,7 +74,7 @@ async def test_shuts_a_coordinator_down(coordinator: ScriptedCoordinator) -> Non
     assert (result.code, result.stderr) == (0, told)
 
 
-@pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("n\n", 1), ("\n", 1), ("\x03", 130)])
+@pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("n\n", 1), ("\n", 1)])
 async def test_asks_before_it_shuts_a_coordinator_down(
     coordinator: ScriptedCoordinator, answer: str, code: int
 ) -> None:
@@ -86,6 +88,19 @@ async def test_asks_before_it_shuts_a_coordinator_down(
     if code == 0:
         await coordinator.next(Kind.SHUTDOWN)
     assert coordinator.kinds == ([] if code else [Kind.SHUTDOWN])
+
+
+async def test_ctrl_c_is_an_answer_as_well(coordinator: ScriptedCoordinator) -> None:
+    async with in_terminal("shutdown", *to(coordinator)) as terminal:
+        await terminal.screen.until("[y/N]: ")
+        code = None
+        while code is None:  # just before input() reads, Python hears it only with the next one
+            await terminal.type("\x03")
+            with trio.move_on_after(2):
+                code = await terminal.ended()
+        assert code in {130, -signal.SIGINT}
+        assert "Traceback" not in await terminal.screen.rest()
+    assert not coordinator.connects
 
 
 def test_does_not_shut_down_where_nobody_can_be_asked(here: Here) -> None:
