@@ -49,7 +49,7 @@ nitpick_ignore_regex = [
     (r"py:class", r"trio_infer\.protocol\.dialect\.(Kind|Layout)"),  # of the table, not public
     (r"py:class", r"trio_infer\.models\.prompt\.SupportsToList"),  # a part of Prompt, told there
     (r"py:.*", r"trio_infer\.models\.result\.ResultT"),  # told by each method that returns it
-    (r"py:.*", r"(attrs?|cattrs|collections|contextlib|enum|logging|numpy|trio|typing|zmq)\..*"),
+    (r"py:.*", r"(attrs?|collections|contextlib|enum|logging|numpy|trio|typing|zmq)\..*"),
 ]
 
 # How these are made is no business of those who get them.

@@ -104,8 +104,8 @@ class Completion:
         kv_handoff: the KV cache blocks that the engine keeps for another deployment; of a prefill
             only.
         payload_offloaded: whether the engine put the payload elsewhere.
-        extra: fields that this class does not know. (``remaining_prompt_tokens`` is dropped: it
-            repeats the whole prompt.)
+        extra: fields that this class does not know, but for those that are None, and for
+            ``remaining_prompt_tokens``, which repeats the whole prompt.
     """
 
     request_id: int

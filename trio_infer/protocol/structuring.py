@@ -54,27 +54,29 @@ def structure(
     """
     known: dict[str, Any] = {}
     others: dict[str, Any] = {}
-    for name, value in fields.items():
-        kind: Any = wanted.get(name)
-        if type(value) is kind:
-            known[name] = value
-        elif kind is None:
-            others[name] = value
-        elif value is not None:
-            known[name] = _checked(name, value, kind)
-    return known, others
-
-
-def _checked(name: str, value: Any, kind: Wanted) -> Any:
+    name = ""
     try:
-        if kind is float:
-            return _number(value)
-        if isinstance(kind, type):
-            raise wrong_type(value, kind.__name__)
-        return kind(value)
+        for name, value in fields.items():
+            if value is None:
+                continue
+            kind: Any = wanted.get(name)
+            if type(value) is kind:
+                known[name] = value
+            elif kind is None:
+                others[name] = value
+            else:
+                known[name] = _coerced(value, kind) if type(kind) is type else kind(value)
     except MalformedMessage as error:
         msg = f"{name}: {error}"
         raise MalformedMessage(msg) from None
+    return known, others
+
+
+def _coerced(value: Any, kind: type) -> float:
+    """A number for a float; nothing else is taken for what it is not."""
+    if kind is not float:
+        raise wrong_type(value, kind.__name__)
+    return _number(value)
 
 
 def _just(value: Any, kind: type) -> Any:
