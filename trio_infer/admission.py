@@ -27,14 +27,17 @@ class Admission:
     Args:
         limit: how many places there are; None: as many as are wanted.
         occupied: how many are taken.
+
+    Attributes:
+        is_limited: whether there is a limit. Where there is none, nobody need ask, or tell.
     """
 
     __slots__ = (
-        *("_is_limited", "_let_in", "_limit", "_occupied", "_promised", "_queue", "_too_soon"),
+        *("_let_in", "_limit", "_occupied", "_promised", "_queue", "_too_soon", "is_limited"),
     )
 
     def __init__(self, limit: int | None, occupied: Callable[[], int]) -> None:
-        self._is_limited = limit is not None
+        self.is_limited = limit is not None
         self._limit = math.inf if limit is None else limit
         self._occupied = occupied
         self._promised = 0
@@ -53,14 +56,14 @@ class Admission:
         Raises:
             trio.WouldBlock: there is none, or others wait already.
         """
-        if self._is_limited and (self.waiting or not self._has_room):
+        if self.is_limited and (self.waiting or not self._has_room):
             raise trio.WouldBlock
         self._promised += 1
 
     @trio.lowlevel.enable_ki_protection
     async def enter(self) -> None:
         """Gets a place, waiting for it if need be. Cancelled, it has none, and waits no more."""
-        if not self._is_limited or (not self.waiting and self._has_room):
+        if not self.is_limited or (not self.waiting and self._has_room):
             self._promised += 1
             return  # noqa: ASYNC910 - as it says
         await self._queue.park()  # until `admit`, which has promised it
@@ -85,7 +88,7 @@ class Admission:
 
     def admit(self) -> None:
         """Lets in who waits, as far as there is room."""
-        while self._is_limited and self._queue and len(self._let_in) < LET_IN and self._has_room:
+        while self.is_limited and self._queue and len(self._let_in) < LET_IN and self._has_room:
             self._promised += 1
             self._let_in.extend(self._queue.unpark())
 

@@ -90,6 +90,7 @@ class Exchange:
 
     Attributes:
         home: where it may be used.
+        now: what `trio.current_time` says, asked more directly once the client runs.
         signals: what is sent besides requests.
         on_closing: what is called when the client closes, once nothing runs any more.
     """
@@ -105,6 +106,7 @@ class Exchange:
         instruments: tuple[object, ...],
     ) -> None:
         self.home = Home()
+        self.now: Callable[[], float] = trio.current_time
         self._codec = codec
         self._session: Session[Inbox] = Session()
         self._transport = Transport(address, codec, link, network, listener=self)
@@ -309,6 +311,7 @@ class Exchange:
     @trio.lowlevel.enable_ki_protection
     async def run(self) -> None:
         """Keeps up the connection and passes on what comes, until it is cancelled."""
+        self.now = trio.lowlevel.current_clock().current_time
         await self._transport.run()
 
     def on_message(self, message: ServerMessage) -> None:
@@ -419,7 +422,8 @@ class Exchange:
 
     def _note_end(self) -> None:
         """Something has ended: lets in who waits, and tells whoever leaves if it was the last."""
-        self._admission.admit()
+        if self._admission.is_limited:
+            self._admission.admit()
         if self._leaving and not self._session.aborting and not self._scopes:
             self._settled.set()
 

@@ -194,14 +194,14 @@ class Reception(Generic[ResultT]):
     def begin(self, request_id: int) -> None:
         """The request was handed over just now."""
         self.request_id = request_id
-        self._submitted_at = trio.current_time()
+        self._submitted_at = self._exchange.now()
 
     # The inbox: called by the receiving task
 
     def partial(self, body: Frame) -> None:
         """A partial result came."""
         if self._first_at is None:
-            self._first_at = trio.current_time()
+            self._first_at = self._exchange.now()
         if self.observation is not None:
             self.observation.partial(len(body))
         self._unread_bytes += len(body) + BYTES_BESIDE
@@ -223,7 +223,7 @@ class Reception(Generic[ResultT]):
             self.final_body = body
         if self.observation is not None:
             self.observation.final()
-        self._end(_Final(body, trio.current_time()))
+        self._end(_Final(body, self._exchange.now()))
 
     def malformed(self, error: MalformedMessage) -> None:
         """A reply came that makes no sense; nothing follows."""
@@ -311,7 +311,7 @@ class Reception(Generic[ResultT]):
             generated_top_n_logprobs=whole.top_n_logprobs,
             finish_reason="abort",
             from_deltas=True,
-            latency=trio.current_time() - self._submitted_at,
+            latency=self._exchange.now() - self._submitted_at,
             time_to_first_token=None if first is None else first - self._submitted_at,
             status="UNKNOWN",
         )

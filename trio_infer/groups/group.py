@@ -212,9 +212,11 @@ class RequestGroup(Generic[ResultT]):
         )
 
     def _begin_now(self, request: GenerateRequest, prepared: Prepared) -> int:
+        member = self._make_member(request, prepared)
+        if not self._admission.is_limited:
+            return self._add(member, self._exchange.hand_over_nowait(prepared, member))
         self._admission.enter_nowait()
         try:
-            member = self._make_member(request, prepared)
             return self._add(member, self._exchange.hand_over_nowait(prepared, member))
         finally:
             self._admission.leave()
@@ -318,6 +320,8 @@ class RequestGroup(Generic[ResultT]):
         """Lets a member go. Returns whether it still was one."""
         if self._members.pop(member.index, None) is None:
             return False
-        self._admission.admit()
-        self._tell_end()
+        if self._admission.is_limited:
+            self._admission.admit()
+        if not self._members:
+            self._tell_end()
         return True

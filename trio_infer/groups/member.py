@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic
 
-import trio
-
 from ..errors import RemoteProtocolError
 from ..models import Outcome
 from ..models.result import ResultT
@@ -76,7 +74,7 @@ class Member(Generic[ResultT]):
     def begin(self, index: int, request_id: int) -> None:
         """It was handed over just now."""
         self.index, self.request_id = index, request_id
-        self._began_at = trio.current_time()
+        self._began_at = self._exchange.now()
 
     # The inbox: called by the receiving task
 
@@ -115,20 +113,15 @@ class Member(Generic[ResultT]):
     def _end(self, error: Exception | None = None) -> None:
         self._error = error
         self.ended = True
-        self._ended_at = trio.current_time()
+        self._ended_at = self._exchange.now()
         self._tell_end(self.index)
 
     # Called by the task that receives the outcome
 
     @property
     def size(self) -> int:
-        """How many bytes its reply has."""
+        """How many bytes its reply has; from `HEAVY_BODY` on it should be unpacked in pieces."""
         return len(self._body)
-
-    @property
-    def is_large(self) -> bool:
-        """Whether its reply should be unpacked in pieces."""
-        return self.size >= HEAVY_BODY
 
     def unpack_some(self) -> bool:
         """Unpacks a piece of a large reply; returns whether there may be more of it."""
@@ -167,8 +160,8 @@ class Member(Generic[ResultT]):
         return completion
 
     def _unpacked(self) -> dict[str, Any]:
-        if self._unpacking is not None:
-            return self._unpacking.fields()
-        if self.is_large:
-            return Unpacking(self._body, lazily=self._deserialize).fields()
-        return unpack_map(self._body)
+        if len(self._body) < HEAVY_BODY:
+            return unpack_map(self._body)
+        if self._unpacking is None:
+            self._unpacking = Unpacking(self._body, lazily=self._deserialize)
+        return self._unpacking.fields()

@@ -9,6 +9,7 @@ import trio
 
 from ..models import Outcome
 from ..models.result import ResultT
+from ..protocol.unpacking import HEAVY_BODY
 
 if TYPE_CHECKING:
     from .group import RequestGroup
@@ -52,8 +53,9 @@ class Outcomes(trio.abc.ReceiveChannel[Outcome[ResultT]], Generic[ResultT]):
             except (trio.WouldBlock, trio.EndOfChannel):
                 pass
             else:
-                self._in_a_row += member.size + BYTES_BESIDE
-                if member.is_large:
+                size = member.size
+                self._in_a_row += size + BYTES_BESIDE
+                if size >= HEAVY_BODY:
                     await self._unpack(member)
                 if self._group.take(member):
                     return member.outcome()
@@ -75,7 +77,7 @@ class Outcomes(trio.abc.ReceiveChannel[Outcome[ResultT]], Generic[ResultT]):
                 member: Member[ResultT] | None = self._next_nowait()
             except trio.WouldBlock:
                 member = self._group.find(await self._receive.receive())
-            if member is not None and member.is_large:
+            if member is not None and member.size >= HEAVY_BODY:
                 await self._unpack(member)
             if member is not None and self._group.take(member):
                 return member.outcome()

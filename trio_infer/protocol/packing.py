@@ -109,21 +109,13 @@ def unpack(data: Frame) -> Any:
         raise
     except UNPACKING_ERRORS as error:
         raise no_messagepack(error) from None
-    if size > MAX_NESTING and _may_be_deep(data):
+    # Each level takes a byte at least that begins a list or a map. Most replies have not so many;
+    # in large ones, the numbers do.
+    if size > MAX_NESTING and (
+        size > WALKED_BYTES or size - len(bytes(data).translate(None, _BEGINNINGS)) > MAX_NESTING
+    ):
         check_nesting(value)
     return value
-
-
-def _may_be_deep(data: Frame) -> bool:
-    """Whether enough of the bytes could begin a list or a map: each level takes one at least.
-
-    Looking at that is soon done, and clears most replies; large ones, whose floats hold such bytes,
-    it does not.
-    """
-    if len(data) > WALKED_BYTES:
-        return True
-    others = bytes(data).translate(None, _BEGINNINGS)
-    return len(data) - len(others) > MAX_NESTING
 
 
 def _walk(data: Frame) -> None:

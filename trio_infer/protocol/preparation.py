@@ -164,7 +164,7 @@ class Preparation:
         offload_params: object,
     ) -> Prepared:
         dialect = self.codec.dialect
-        media = check_media(multi_modal_data, dialect)
+        media = None if multi_modal_data is None else check_media(multi_modal_data, dialect)
         if offload_params is not None and not dialect.can_offload:
             dialect.refuse("offload parameters", "leave out offload_params")
         offload = (
