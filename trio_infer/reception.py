@@ -269,7 +269,7 @@ class Reception(Generic[ResultT]):
     @property
     def has_news(self) -> bool:
         """Whether waiting would return at once."""
-        return bool(self.has_ended or self.arrived.has_untaken or self._undecoded or self._decoding)
+        return bool(self._undecoded or self._decoding or self.arrived.has_untaken or self.has_ended)
 
     @property
     def has_ended(self) -> bool:
@@ -326,21 +326,26 @@ class Reception(Generic[ResultT]):
         """
         if self.has_news:
             await trio.lowlevel.checkpoint()
-            await self._decode_in_turns()
         else:
-            await self.read_next()
+            await self._wakeup.wait()
+        self._take_up()
+        if self._decode_some():
+            await self._decode_in_turns()
 
     async def read_next(self) -> None:
         """As `read_news`, with all that had come decoded: waits until there may be more."""
         await self._wakeup.wait()
-        await self._decode_in_turns()
-
-    async def _decode_in_turns(self) -> None:  # noqa: ASYNC910 - what is small is decoded at once
         self._take_up()
-        while self._decode_some():
+        if self._decode_some():
+            await self._decode_in_turns()
+
+    async def _decode_in_turns(self) -> None:
+        while True:
             await trio.lowlevel.checkpoint()
             if self._closed:
                 raise trio.ClosedResourceError(CLOSED)
+            if not self._decode_some():
+                return
 
     def close(self) -> None:
         """Wakes who waits. What has come can still be decoded."""
@@ -357,7 +362,8 @@ class Reception(Generic[ResultT]):
     @trio.lowlevel.enable_ki_protection
     def _take_up(self) -> None:
         arrivals, self._undecoded = self._undecoded, []
-        arrivals.reverse()
+        if len(arrivals) > 1:
+            arrivals.reverse()
         self._decoding = arrivals + self._decoding if self._decoding else arrivals
 
     @trio.lowlevel.enable_ki_protection
