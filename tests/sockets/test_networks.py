@@ -21,6 +21,7 @@ from trio_infer.sockets import (
     Network,
     NotConnected,
     Socket,
+    draining,
     network_of,
 )
 
@@ -214,7 +215,8 @@ async def test_a_socket_is_used_where_it_was_made_only(ends: Ends) -> None:
         await trio.to_thread.run_sync(dealer.socket.send, [b"hi"])
 
 
-async def test_a_flood_lets_other_tasks_run(ends: Ends) -> None:
+async def test_a_flood_lets_other_tasks_run(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draining, "DRAIN_MESSAGES", 256)
     router = ends.router()
     dealer = await up(ends.dealer())
     for _ in range(2_000):
