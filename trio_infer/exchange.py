@@ -146,6 +146,9 @@ class Exchange:
         observation = None if self._instruments is None else self._instruments.observe(prepared)
         if observation is not None:
             observation.waiting()
+        elif not (prepared.is_heavy or self._admission.is_limited or self._leaving):
+            with contextlib.suppress(trio.WouldBlock):
+                return self.hand_over_nowait(prepared, inbox)  # noqa: ASYNC910 - as below
         try:
             await self._admission.enter()
             try:
