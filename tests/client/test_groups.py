@@ -1041,6 +1041,60 @@ async def test_a_group_may_outlive_the_block_of_its_client(
     assert coordinator.of(Kind.ABORT_REQUEST) == [0]
 
 
+async def with_unread(
+    coordinator: ScriptedCoordinator,
+    client: InferenceClient,
+    group: Group,
+    count: int,
+    **others: Any,
+) -> None:
+    """Lets so many outcomes wait to be received."""
+    for _ in range(count):
+        group.submit_nowait(asked())
+        coordinator.reply(await coordinator.submission(), [1, 2], **others)
+    await until(lambda: client.statistics().completed == count)
+
+
+@pytest.mark.parametrize(
+    ("count", "others"), [(200, {}), (9, {"uid": "x" * 2**17}), (3, {"uid": "x" * 2**19})]
+)
+async def test_who_iterates_over_outcomes_that_are_there_does_not_stop_all_others(
+    coordinator: ScriptedCoordinator, client: InferenceClient, count: int, others: dict[str, Any]
+) -> None:
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await trio.lowlevel.checkpoint()
+
+    async with client.open_group() as group, trio.open_nursery() as nursery:
+        await with_unread(coordinator, client, group, count, **others)
+        nursery.start_soon(count_turns)
+        await until(lambda: turns > 0)
+        turns = 0
+        assert len(await all_of(group)) == count
+        nursery.cancel_scope.cancel()
+    assert turns >= 2
+    assert turns < count or count < 10, "they ran for each outcome"
+
+
+async def test_who_iterates_is_cancelled_between_outcomes_that_are_there_and_loses_none(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    async with client.open_group() as group:
+        await with_unread(coordinator, client, group, 10)
+        received = []
+        with trio.CancelScope() as scope:
+            async for outcome in group.outcomes:
+                received.append(outcome.index)
+                if len(received) == 3:
+                    scope.cancel()
+        assert received == [0, 1, 2]
+        assert [outcome.index for outcome in await all_of(group)] == [*range(3, 10)]
+
+
 async def test_whatever_of_a_group_is_awaited_is_a_checkpoint(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:

@@ -60,6 +60,8 @@ class RequestGroup(Generic[ResultT]):
             ends (`trio.EndOfChannel`) when nothing that was submitted is outstanding; after the
             next submission it goes on. Any number of tasks may receive; each outcome goes to one,
             which decodes it. Cancelling a ``receive`` loses nothing. Closing it closes the group.
+            Where outcomes are there already, ``async for`` heeds cancellation at each, but lets
+            other tasks run once for some thirty of them; ``receive`` does each time.
     """
 
     def __init__(
