@@ -1076,7 +1076,7 @@ async def test_who_iterates_over_outcomes_that_are_there_does_not_stop_all_other
         turns = 0
         assert len(await all_of(group)) == count
         nursery.cancel_scope.cancel()
-    assert turns >= 2
+    assert turns >= (4 if count == 200 else 2)
     assert turns < count or count < 10, "they ran for each outcome"
 
 

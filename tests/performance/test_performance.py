@@ -21,16 +21,16 @@ ROOT = Path(__file__).parent.parent.parent
 
 KEPT = {
     "a request of a group": (5, 2.2),
-    "a task that generates": (65, 45),
-    "a task that reads a stream": (57, 41),
+    "a task that generates": (38.5, 29),
+    "a task that reads a stream": (36.5, 29),
     "a token that nobody has read": (1.2, 0.2),
 }
 INSTRUCTIONS = {
-    "a request of a group": 5800,
-    "a task that generates": 6800,
-    "a cancellation": 2300,
-    "a token on its own": 2100,
-    "a token of ten at once": 1200,
+    "a request of a group": 3300,
+    "a task that generates": 4500,
+    "a cancellation": 2200,
+    "a token on its own": 1650,
+    "a token of ten at once": 760,
 }
 
 
@@ -63,4 +63,4 @@ def test_many_in_flight_do_not_keep_the_collector_of_garbage_busy(
 
 @pytest.mark.parametrize("what", INSTRUCTIONS)
 def test_throughput_does_not_fall_for_want_of_the_processor(counts: Counts, what: str) -> None:
-    assert counts["instructions"][what] <= INSTRUCTIONS[what]
+    assert 0 < counts["instructions"][what] <= INSTRUCTIONS[what]
