@@ -181,7 +181,9 @@ class Exchange:
             raise trio.ClosedResourceError(CLOSED)
         if not self._transport.is_up:
             raise trio.WouldBlock
-        self._admission.enter_nowait()
+        is_limited = self._admission.is_limited
+        if is_limited:
+            self._admission.enter_nowait()
         observation = None if self._instruments is None else self._instruments.observe(prepared)
         try:
             request_id = self._session.reserve_id()
@@ -190,7 +192,8 @@ class Exchange:
         except NotConnected:
             raise trio.WouldBlock from None
         finally:
-            self._admission.leave()
+            if is_limited:
+                self._admission.leave()
         if observation is not None:
             inbox.observation = observation
             observation.submitted(request_id)

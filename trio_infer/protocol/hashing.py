@@ -99,9 +99,14 @@ class PrefixHashing:
         """Whether the policy has any use for hashes."""
         return self.policy not in (None, PrefixCachingCoordinatorPolicy.LOAD_BALANCED)
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether anything is sent for hashes, if only that there are none."""
+        return self.block_size is not None and self.policy is not None
+
     def of(self, prompt: str | list[int], *, salt: str | None = None) -> list[int] | None:
         """The hashes to send with a prompt; None for text, which only the coordinator tokenizes."""
-        if self.block_size is None or self.policy is None or isinstance(prompt, str):
+        if self.block_size is None or not self.is_wanted or isinstance(prompt, str):
             return None
         if not self.reads_hashes:
             return []

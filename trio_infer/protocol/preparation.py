@@ -35,6 +35,9 @@ HEAVY_BYTES: Final = 2**18
 HEAVY_TOKENS: Final = 2**14
 """So do so many token ids."""
 
+_PROMPT: Final = b"\xc1"
+"""A placeholder: the one byte that MessagePack never uses."""
+
 
 @attrs.define(eq=False)
 class Prepared:
@@ -64,10 +67,15 @@ class Prepared:
 
 @attrs.define(eq=False)
 class _Asked:
-    """Sampling parameters, what is sent of them, and that packed, once somebody has packed it."""
+    """Sampling parameters, what is sent of them, and that packed, once somebody has packed it.
+
+    Attributes:
+        plain: a request with them, and a placeholder for its prompt, once one was laid out.
+    """
 
     params: SamplingParams
     fields: Mapping[str, Any]
+    plain: Submission | None = None
     _packed: bytes = b""
 
     def packed(self) -> bytes:
@@ -189,6 +197,8 @@ class Preparation:
         media: Media | None,
         offload_params: object,
     ) -> Submission:
+        if media is offload_params is None and not self.prefix_hashing.is_wanted:
+            return self._lay_out_plain(pack(prompt), asked)
         parts: dict[str, bytes | list[bytes]] = {
             "prompt": pack(prompt),
             "sampling_params": asked.packed(),
@@ -205,6 +215,21 @@ class Preparation:
         if offload_params is not None:
             parts["offload_params"] = pack(offload_params)
         return self.codec.lay_out(Kind.SUBMIT_REQUEST, parts)
+
+    def _lay_out_plain(self, prompt: bytes, asked: _Asked) -> Submission:
+        """As `_lay_out`, of no more than a prompt: its parameters are laid out once for all."""
+        plain = asked.plain
+        if plain is None:
+            parts = {"prompt": _PROMPT, "sampling_params": asked.packed()}
+            plain = asked.plain = self.codec.lay_out(Kind.SUBMIT_REQUEST, parts)
+        fields, bodies = plain.fields, plain.bodies
+        if _PROMPT in bodies:
+            bodies = bodies.copy()
+            bodies[bodies.index(_PROMPT)] = prompt
+        else:
+            fields = fields.copy()
+            fields[fields.index(_PROMPT)] = prompt
+        return Submission(plain.opening, fields, bodies)
 
     def _going_on(self, prompt: Prompt, asked: _Asked, kv_handoff: KVHandoff) -> Prepared:
         """A request that goes on from what another deployment has computed of its prompt."""
