@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
     from tests.programs import Program
 
+pytestmark = pytest.mark.slow
+
 LONG = SamplingParams(num_tokens_to_generate=100_000, termination_id=-1)
 
 SOON = 15

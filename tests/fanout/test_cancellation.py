@@ -44,6 +44,8 @@ if TYPE_CHECKING:
         Sequence,
     )
 
+pytestmark = pytest.mark.slow
+
 STEP = 0.01
 """Seconds of the mocked clock that the engine takes for a token."""
 

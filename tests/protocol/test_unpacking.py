@@ -25,6 +25,8 @@ from trio_infer.protocol.unpacking import HEAVY_BODY, unpack_field, unpack_map_i
 if TYPE_CHECKING:
     from trio_infer import Completion
 
+pytestmark = pytest.mark.slow
+
 PADDING = {"padding": "x" * HEAVY_BODY}
 
 VALUES = st.recursive(
