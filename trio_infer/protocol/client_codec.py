@@ -84,6 +84,13 @@ class ClientCodec:
         factory=dict, init=False, repr=False, eq=False
     )
 
+    _final_opening: bytes = attrs.field(init=False, repr=False, eq=False)
+
+    @_final_opening.default
+    def _opening_of_finals(self) -> bytes:
+        """How the metadata of a final reply begins, before the id."""
+        return pack([self.dialect.number(_FINAL), None]).removesuffix(_NOTHING)
+
     def connect(self) -> Frames:
         """The first message of every connection."""
         return frames_of(self.dialect, Kind.CONNECT, {})
@@ -143,11 +150,11 @@ class ClientCodec:
         if not frames:
             msg = "a message without frames"
             raise MalformedMessage(msg)
-        if len(frames) == _PAIR and type(frames[0]) is bytes:
-            head = self._heads.get(frames[0])
-            if head is not None:
-                return ServerMessage(*head, frames[1])
         dialect = self.dialect
+        if dialect.is_multipart and len(frames) == _PAIR and isinstance(frames[0], bytes):
+            usual = self._usual_reply(frames[0], frames[1])
+            if usual is not None:
+                return usual
         read_head = _metadata_head if dialect.is_multipart else _inner_head
         kind, length, first, end = read_head(dialect, frames[0])
         is_reply = kind is _FINAL or kind is _PARTIAL
@@ -167,6 +174,17 @@ class ClientCodec:
         request_id = first if is_id(first) else None
         is_final = kind is _FINAL
         raise MalformedMessage(msg, request_id=request_id, is_final=is_final)
+
+    def _usual_reply(self, frame: bytes, body: Frame) -> ServerMessage | None:
+        """What by far the most messages are, read in fewer steps; None if it is anything else."""
+        head = self._heads.get(frame)
+        if head is not None:
+            return ServerMessage(*head, body)
+        if frame.startswith(self._final_opening):
+            request_id = unpack(frame[len(self._final_opening) :])
+            if is_id(request_id):
+                return ServerMessage(_FINAL, request_id, body)
+        return None
 
     def _remember(self, frame: bytes, kind: Kind, request_id: int) -> None:
         """Keeps what was read, since the next partial result of that request begins alike."""
