@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import trio
 
-from tests.programs import in_terminal, started
+from tests.programs import COMMAND, in_terminal, started
 from tests.waiting import until
 from trio_infer.cli.results import BEGINNING
 from trio_infer.protocol.dialect import Kind
@@ -113,7 +114,7 @@ def test_a_line_torn_anywhere_is_cut_off(here: Here, source: Path, output: Path,
 @pytest.mark.parametrize(
     "content",
     ["dear diary", '{"prompt": "hi"}\n', '{"line": 1}\n{"line": "x"}\n', '{"line": 1}\nmine',
-     '{"line": 1\n', '{"line": 99999999999}\n'],
+     '{"line": 1\n', '{"line": 99999999999}\n', '{"line": 1.5}\n'],
 )  # fmt: skip
 def test_a_file_that_is_no_output_is_left_alone(
     here: Here, source: Path, output: Path, content: str
@@ -298,6 +299,30 @@ async def test_nobody_reads_what_it_reports(
         coordinator.reply(request, [65])
         assert await program.ended() == 141
         assert len(read(output)) == 1
+
+
+async def test_results_that_nobody_would_find_are_not_gone_on_with(
+    coordinator: ScriptedCoordinator, source: Path, output: Path
+) -> None:
+    write(source, *prompts(3))
+    async with started("batch", *to(coordinator), str(source), "-o", str(output)) as program:
+        requests = [await coordinator.submission() for _ in range(3)]
+        coordinator.reply(requests[0], [65])
+        await until(partial(has_results, output, 1))
+        await trio.Path(output).unlink()
+        coordinator.reply(requests[1], [65])
+        assert await program.ended() == 1
+        told = f"trio-infer: {output} was removed meanwhile, and all results in it are lost\n"
+        assert await program.stderr.rest() == told
+
+
+def test_the_output_is_no_input_on_standard_input_either(source: Path) -> None:
+    source.touch()
+    with source.open() as stdin:
+        command = (*COMMAND, "batch", "-", "-o", str(source))
+        result = subprocess.run(command, stdin=stdin, stderr=subprocess.PIPE, check=False)
+    assert b"are the same file" in result.stderr
+    assert result.returncode == 2
 
 
 async def test_a_full_disk_leaves_whole_results(

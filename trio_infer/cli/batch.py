@@ -107,6 +107,7 @@ def _open_input(source: str, output: Path) -> Iterator[int]:
         if sys.stdin is None:
             msg = "there is no standard input to read"
             raise click.UsageError(msg)
+        _refuse_same(sys.stdin.fileno(), output)
         yield sys.stdin.fileno()
         return
     try:
@@ -117,24 +118,29 @@ def _open_input(source: str, output: Path) -> Iterator[int]:
         if stat.S_ISDIR(os.fstat(fd).st_mode):
             msg = "it is a directory"
             raise click.FileError(source, msg)
-        if output.exists() and output.samefile(source):
-            msg = "INPUT and --output are the same file"
-            raise click.UsageError(msg)
+        _refuse_same(fd, output)
         yield fd
     finally:
         os.close(fd)
 
 
+def _refuse_same(fd: int, output: Path) -> None:
+    if output.exists() and os.path.samestat(os.fstat(fd), output.stat()):
+        msg = "INPUT and --output are the same file"
+        raise click.UsageError(msg)
+
+
 async def _run(interruption: Interruption, job: Job) -> int:
     counts = Counts()
     view = BatchView(counts)
+    interruption.before_leaving = view.console.show_cursor  # which a live view has hidden
     try:
         with view.showing():
             async with running_behind(view.refresh_now_and_then):
                 with interruption.cancels():
                     await Batch(job, counts, view).run()
     except Exception:
-        if counts.handled:
+        if counts.handled and not job.results.removed:
             view.note(f"{counts}; {GOING_ON}")
         raise
     if interruption.signal is None:

@@ -104,6 +104,11 @@ class Results:
         """Lets others have the file."""
         os.close(self.fd)
 
+    @property
+    def removed(self) -> bool:
+        """Whether the file has no name any more, so that nobody will find what is in it."""
+        return os.fstat(self.fd).st_nlink == 0
+
     def read(self) -> Done:
         """What is done. Reads the whole file, and holds no more of it than a line.
 
@@ -124,9 +129,10 @@ class Results:
         try:
             if line.startswith(BEGINNING) and line.endswith(b"\n"):
                 record = json.loads(line)
-                if 0 < record["line"] <= MOST_LINES:
-                    return record["line"], record.get("id")
-        except (ValueError, TypeError, RecursionError):
+                of_input = record["line"]
+                if isinstance(of_input, int) and 0 < of_input <= MOST_LINES:
+                    return of_input, record.get("id")
+        except (ValueError, RecursionError):
             pass
         msg = f"{self._path} is left as it is: its line {number} is no result of a batch"
         raise click.ClickException(msg)
@@ -142,6 +148,7 @@ class Results:
 
         Raises:
             OSError: it cannot be written; then nothing of it is left there.
+            click.ClickException: the file has been removed, or replaced by another.
         """
         own_id = {} if row.id is None else {"id": row.id}
         data = to_line({"line": row.line, **own_id, **record}).encode(errors="replace")
@@ -154,6 +161,9 @@ class Results:
                 os.ftruncate(self.fd, self._size)
             raise
         self._size += len(data)
+        if self.removed:
+            msg = f"{self._path} was removed meanwhile, and all results in it are lost"
+            raise click.ClickException(msg)
 
 
 def _is_ours(torn: bytes) -> bool:
