@@ -56,6 +56,13 @@ def test_the_figures_are_those_of_vllm() -> None:
     assert "End-to-end latency (E2EL)          -" in told
 
 
+def test_percentiles_close_to_another_have_figures_of_their_own() -> None:
+    load = Load(PLAN, ended=1.0)
+    load.measured["itl"] = array("d", [0.0, 1.0])
+    numbers = figures(load, (99.99999, 100))
+    assert (numbers["p99.99999_itl_ms"], numbers["p100_itl_ms"]) == pytest.approx((999.9999, 1000))
+
+
 @pytest.mark.parametrize(("percent", "value"), [(0, 1), (50, 2.5), (75, 3.25), (100, 4)])
 def test_percentiles_lie_between_neighbours(percent: float, value: float) -> None:
     assert percentile([1, 2, 3, 4], percent) == value
@@ -171,6 +178,8 @@ def test_draws_a_picture(here: Here, tmp_path: Path, suffix: str, magic: bytes) 
         ("--rate inf", "--rate must be a number", 2),
         ("--rate 0", "'--rate': 0.0 is not in the range", 2),
         ("--requests 0", "'--requests': 0 is not in the range", 2),
+        (f"--requests {10**400}", "00 is not in the range 1<=x<=100000000", 2),
+        (f"--prompt-tokens {10**20}", "00 is not in the range 1<=x<=100000000", 2),
         ("--cancel-fraction 2", "'--cancel-fraction': 2.0 is not in the range", 2),
         ("--cancel-fraction 0.1 --dialect 0.19", "0.19, which has no abort", 2),
         ("--metric-percentiles 50,x", "'50,x' is no list of percentages", 2),

@@ -183,6 +183,7 @@ async def test_speaks_by_a_model_of_ones_own(tmp_path: Path) -> None:
         ("--model no-file", "'no-file': No such file", 1),
         ("--model /dev/null", "/dev/null is empty", 1),
         ("--model no_such_module:model", "ModuleNotFoundError: No module named", 1),
+        ("--model tests.cli.ending:Ending", "cannot be had: SystemExit: 0", 1),
         ("--model trio_infer.embedded:Faults", "Faults is no LanguageModel", 1),
         ("--model tests.cli.endless:Endless --bind x", "'x' is no address", 2),
     ],

@@ -168,6 +168,7 @@ def test_takes_the_prompt_from_a_file(here: Here, tmp_path: Path) -> None:
         ("-f no-file hi", "PROMPT and --prompt-file exclude each other", 2),
         ("--param min_p hi", "'min_p' is not of the form NAME=VALUE", 2),
         ("--param top_k=1 hi", "extra must not name", 2),
+        (f"--param a={'[' * 100_000} hi", "the value of 'a' is nested too deeply", 2),
         ("-n 3 --num-tokens-total 5 hi", "exclude each other: give one budget", 2),
         ("--deadline 0 hi", "'--deadline': 0.0 is not in the range", 2),
         ("--deadline inf hi", "--deadline must be a number of seconds", 2),

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from functools import partial
+from typing import TYPE_CHECKING
 
 import pytest
 import trio
@@ -13,8 +14,12 @@ import trio
 from tests.cli.endless import Endless, far, idle
 from tests.peers import ScriptedCoordinator, scripted_coordinator
 from tests.programs import Result, in_terminal, run, started
+from trio_infer.cli.interruption import ECHO_SECONDS
 from trio_infer.embedded import open_coordinator
 from trio_infer.protocol.dialect import Kind
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 LONG = ("-n", "100000", "--top-k", "1")  # the likeliest tokens of the embedded model never end
 BYTES = ("--stream", "--tokenizer", "bytes")
@@ -167,6 +172,26 @@ async def test_leaves_at_once_the_second_time(coordinator: ScriptedCoordinator) 
         assert await program.ended() == 130
         assert trio.current_time() - started_at < 1
         assert "owed" not in await program.stderr.rest()
+
+
+@pytest.mark.parametrize("command", ["bench", "batch"])
+async def test_leaves_the_terminal_with_its_cursor(
+    coordinator: ScriptedCoordinator, tmp_path: Path, command: str
+) -> None:
+    source, output = tmp_path / "in", tmp_path / "out"
+    source.write_text('{"prompt": "hi"}\n')
+    files = (str(source), "-o", str(output)) if command == "batch" else ()
+    coordinator.answers_aborts = False
+    async with in_terminal(command, *files, *to(coordinator)) as terminal:
+        await coordinator.submission()
+        await terminal.type("\x03")
+        await coordinator.abort()
+        await trio.sleep(2 * ECHO_SECONDS)
+        await terminal.type("\x03")
+        await terminal.screen.rest()
+        assert await terminal.ended() == 130
+        shown = b"".join(terminal.screen.pieces)
+        assert shown.rfind(b"\x1b[?25h") > shown.rfind(b"\x1b[?25l") >= 0
 
 
 async def test_takes_a_signal_sent_twice_for_one(coordinator: ScriptedCoordinator) -> None:

@@ -25,6 +25,9 @@ __all__ = ["bench"]
 
 CONCURRENCY: Final = 16
 
+MOST: Final = 10**8
+"""Requests, and tokens of a prompt: what nobody means is refused before memory runs out."""
+
 EXAMPLES: Final = """
 \b
 Examples:
@@ -62,7 +65,7 @@ def _parse_percentiles(_context: object, _option: object, value: str) -> tuple[f
 )
 @click.option(
     "--requests",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, MOST),
     default=100,
     show_default=True,
     metavar="N",
@@ -82,7 +85,7 @@ def _parse_percentiles(_context: object, _option: object, value: str) -> tuple[f
 )
 @click.option(
     "--prompt-tokens",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, MOST),
     default=64,
     show_default=True,
     metavar="N",
@@ -171,6 +174,7 @@ def _make_plan(target: Target, options: dict[str, Any]) -> Plan:
 async def _run(interruption: Interruption, job: _Job) -> int:
     load = Load(job.plan)
     view = LoadView(load, job.percentiles)
+    interruption.before_leaving = view.console.show_cursor  # which a live view has hidden
     output = Output()
     async with job.target.serving() as address, output.writing():
         try:

@@ -94,7 +94,7 @@ def _describe(
         f"std_{metric}_ms": statistics.pstdev(values) if values else None,
     }
     for percent in percentiles:
-        name = f"p{percent:g}_{metric}_ms"
+        name = f"p{percent:.12g}_{metric}_ms"
         described[name] = percentile(values, percent) if values else None
     return described
 
@@ -103,7 +103,7 @@ def metric_table(numbers: dict[str, Any], percentiles: Sequence[float]) -> Table
     """The times, a line for each metric."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("milliseconds")
-    kinds = ("mean", "median", "std", *(f"p{percent:g}" for percent in percentiles))
+    kinds = ("mean", "median", "std", *(f"p{percent:.12g}" for percent in percentiles))
     for kind in kinds:
         table.add_column(kind, justify="right")
     for metric in METRICS:

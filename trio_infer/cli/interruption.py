@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -32,10 +32,12 @@ class Interruption:
 
     Attributes:
         signal: the first signal that came; None if none did.
+        before_leaving: is called before a second signal ends the process.
     """
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+        self.before_leaving: Callable[[], object] = lambda: None
         self._scope = trio.CancelScope()
         self._at = 0.0
 
@@ -74,6 +76,8 @@ class Interruption:
                 self._at = trio.current_time()
                 self._scope.cancel()
             elif number != signal.SIGHUP and trio.current_time() - self._at > ECHO_SECONDS:
+                with suppress(OSError):
+                    self.before_leaving()
                 os._exit(by_signal(number))
 
 

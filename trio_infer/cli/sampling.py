@@ -30,6 +30,9 @@ def _parse_extra(_context: object, _option: object, values: Sequence[str]) -> di
             extra[name] = json.loads(text)
         except ValueError:
             extra[name] = text  # what is no JSON is a string
+        except RecursionError:
+            msg = f"the value of {name!r} is nested too deeply"
+            raise click.BadParameter(msg) from None
     return extra
 
 
