@@ -103,10 +103,13 @@ def test_started_again_it_does_what_is_not_done(here: Here, source: Path, output
     assert output.read_bytes() == whole
 
 
+@pytest.mark.parametrize("zeros", [b"", bytes(9)])
 @pytest.mark.parametrize("torn", range(1, len(BEGINNING) + 1))
-def test_a_line_torn_anywhere_is_cut_off(here: Here, source: Path, output: Path, torn: int) -> None:
+def test_a_line_torn_anywhere_is_cut_off(
+    here: Here, source: Path, output: Path, torn: int, zeros: bytes
+) -> None:
     write(source)
-    output.write_bytes(b'{"line": 1}\n' + b'{"line": 23'[:torn])
+    output.write_bytes(b'{"line": 1}\n' + b'{"line": 23'[:torn] + zeros)
     assert here.run("batch", str(source), "-o", str(output)).code == 0
     assert output.read_bytes() == b'{"line": 1}\n'
 

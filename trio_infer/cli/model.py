@@ -41,11 +41,10 @@ def _import(module: str, name: str) -> LanguageModel:
         model = getattr(importlib.import_module(module), name)
         if isinstance(model, type):
             model = model()
-        is_model = isinstance(model, LanguageModel)
+        if isinstance(model, LanguageModel):
+            return model
     except (Exception, SystemExit) as error:  # it is the user's code
         msg = f"the model {module}:{name} cannot be had: {type(error).__name__}: {error}"
         raise click.ClickException(msg) from error
-    if not is_model:
-        msg = f"{module}:{name} is no LanguageModel: it lacks some of its methods"
-        raise click.ClickException(msg)
-    return model
+    msg = f"{module}:{name} is no LanguageModel: it lacks some of its methods"
+    raise click.ClickException(msg)

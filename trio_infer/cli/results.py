@@ -167,4 +167,7 @@ class Results:
 
 
 def _is_ours(torn: bytes) -> bool:
-    return torn[: len(BEGINNING)] == BEGINNING[: len(torn)]
+    written = torn.rstrip(
+        b"\0"
+    )  # a machine that crashes may leave zeros for what is not on the disk
+    return written[: len(BEGINNING)] == BEGINNING[: len(written)]
