@@ -101,6 +101,12 @@ def test_what_comes_at_once_has_no_latency_between_tokens(here: Here) -> None:
     assert numbers["mean_ttft_ms"] > 0
 
 
+def test_it_ends_with_its_last_request_however_rare_they_are(here: Here) -> None:
+    result = here.run("bench", "--requests", "1", "--rate", "1e-9", "--output-tokens", "1")
+    assert result.code == 0
+    assert ["Successful", "requests", "1"] in [line.split() for line in result.stdout.splitlines()]
+
+
 async def test_leaves_so_many_requests_early() -> None:
     options = ("--requests", "20", "--output-tokens", "50", "--cancel-fraction", "0.25", "--json")
     async with open_coordinator(step_time=0.002) as coordinator:

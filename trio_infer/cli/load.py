@@ -147,8 +147,9 @@ class _Running:
                     self._nursery.start_soon(self._ask_one_by_one, numbers)
             else:
                 for number in numbers:
+                    if number:
+                        await trio.sleep(self._chance.expovariate(self._plan.rate))
                     self._nursery.start_soon(self._ask, number, self._make_prompt())
-                    await trio.sleep(self._chance.expovariate(self._plan.rate))
 
     async def _ask_one_by_one(self, numbers: Iterator[int]) -> None:
         await trio.lowlevel.checkpoint()
