@@ -12,11 +12,8 @@ __all__ = ["main"]
 
 def main() -> int:
     """Imports the program, where Ctrl-C ends the process without a word, and runs it."""
-    minded = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if minded:
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from trio_infer import cli  # noqa: PLC0415 - as it says
 
-    if minded:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     return cli.main()

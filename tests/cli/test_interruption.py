@@ -247,6 +247,12 @@ async def test_leaves_without_a_word_while_it_starts(module: str) -> None:
     assert await run("generate", "hi", command=command) == Result(-signal.SIGINT, "", "")
 
 
+async def test_leaves_without_a_word_while_it_reads_its_options() -> None:
+    command = (sys.executable, "-c", EARLY.format("matplotlib"))
+    result = await run("bench", "--plot", "figures.svg", command=command)
+    assert result == Result(-signal.SIGINT, "", "")
+
+
 async def test_goes_on_where_hangups_are_ignored(coordinator: ScriptedCoordinator) -> None:
     def ignore() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -14,10 +14,10 @@ __all__ = ["main"]
 def main() -> int:
     """Runs the program for the arguments in `sys.argv`, and returns its exit code.
 
-    Before and behind code that minds Ctrl-C it ends the process without a word.
+    Before and behind code that minds Ctrl-C it ends the process without a word. Python's handler
+    may raise within what swallows it, such as a finalizer, and then nothing would end.
     """
-    minded = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if minded:
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         from .program import run  # noqa: PLC0415 - click and rich may be missing
@@ -26,10 +26,4 @@ def main() -> int:
             raise
         print(f"trio-infer: no {error.name} here: install trio-infer[cli]", file=sys.stderr)  # noqa: T201
         return 1
-    if not minded:
-        return run()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        return run()
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return run()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from typing import Final
 
@@ -38,21 +37,10 @@ def shutdown(*, target: Target, yes: bool) -> int:
             raise click.UsageError(msg)
         whom = target.address or "an embedded coordinator"
         question = f"End {whom} and the requests of all of its clients?"
-        if not _confirm(question):
+        if not click.confirm(question, err=True):
             msg = "nothing was sent"
             raise click.ClickException(msg)
     return run_interruptible(_run, target)
-
-
-def _confirm(question: str) -> bool:
-    """Asks. Ctrl-C ends the process: `input` would miss one that comes just before it reads."""
-    handler = signal.getsignal(signal.SIGINT)
-    if handler is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        return click.confirm(question, err=True)
-    finally:
-        signal.signal(signal.SIGINT, handler)
 
 
 async def _run(interruption: Interruption, target: Target) -> None:
