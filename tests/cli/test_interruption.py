@@ -14,7 +14,6 @@ import trio
 from tests.cli.endless import Endless, far, idle
 from tests.peers import ScriptedCoordinator, scripted_coordinator
 from tests.programs import Result, in_terminal, run, started
-from trio_infer.cli.interruption import ECHO_SECONDS
 from trio_infer.embedded import open_coordinator
 from trio_infer.protocol.dialect import Kind
 
@@ -175,7 +174,7 @@ async def test_leaves_at_once_the_second_time(coordinator: ScriptedCoordinator) 
 
 
 @pytest.mark.parametrize("command", ["bench", "batch"])
-async def test_leaves_the_terminal_with_its_cursor(
+async def test_says_what_it_waits_for_and_leaves_the_terminal_its_cursor(
     coordinator: ScriptedCoordinator, tmp_path: Path, command: str
 ) -> None:
     source, output = tmp_path / "in", tmp_path / "out"
@@ -186,7 +185,7 @@ async def test_leaves_the_terminal_with_its_cursor(
         await coordinator.submission()
         await terminal.type("\x03")
         await coordinator.abort()
-        await trio.sleep(2 * ECHO_SECONDS)
+        await terminal.screen.until("waiting for the coordinator's last replies, Ctrl-C leaves at")
         await terminal.type("\x03")
         await terminal.screen.rest()
         assert await terminal.ended() == 130

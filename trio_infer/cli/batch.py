@@ -133,10 +133,12 @@ def _refuse_same(fd: int, output: Path) -> None:
 async def _run(interruption: Interruption, job: Job) -> int:
     counts = Counts()
     view = BatchView(counts)
-    interruption.before_leaving = view.console.show_cursor  # which a live view has hidden
     try:
         with view.showing():
-            async with running_behind(view.refresh_now_and_then):
+            async with (
+                running_behind(view.refresh_now_and_then),
+                interruption.told_on(view.console),
+            ):
                 with interruption.cancels():
                     await Batch(job, counts, view).run()
     except Exception:

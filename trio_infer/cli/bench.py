@@ -174,12 +174,14 @@ def _make_plan(target: Target, options: dict[str, Any]) -> Plan:
 async def _run(interruption: Interruption, job: _Job) -> int:
     load = Load(job.plan)
     view = LoadView(load, job.percentiles)
-    interruption.before_leaving = view.console.show_cursor  # which a live view has hidden
     output = Output()
     async with job.target.serving() as address, output.writing():
         try:
             with view.showing():
-                async with running_behind(view.refresh_now_and_then):
+                async with (
+                    running_behind(view.refresh_now_and_then),
+                    interruption.told_on(view.console),
+                ):
                     with interruption.cancels():
                         async with job.target.open_client(address) as client:
                             await load.run(client)

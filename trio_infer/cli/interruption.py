@@ -17,6 +17,8 @@ from .exits import by_signal
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 
+    from rich.console import Console
+
 __all__ = ["Interruption", "run_interruptible"]
 
 JobT = TypeVar("JobT")
@@ -26,18 +28,21 @@ SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ECHO_SECONDS: Final = 0.1
 """A signal so soon after another is the same one: ``timeout`` and other parents send it twice."""
 
+WAIT_SECONDS: Final = 1.0
+"""After this time with no end it is told why."""
+
 
 class Interruption:
     """Whether and by which signal the program was interrupted.
 
     Attributes:
         signal: the first signal that came; None if none did.
-        before_leaving: is called before a second signal ends the process.
     """
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
-        self.before_leaving: Callable[[], object] = lambda: None
+        self._came = trio.Event()
+        self._console: Console | None = None
         self._scope = trio.CancelScope()
         self._at = 0.0
 
@@ -69,15 +74,34 @@ class Interruption:
             finally:
                 self._scope = outer
 
+    @asynccontextmanager
+    async def told_on(self, console: Console) -> AsyncGenerator[None]:
+        """The block in which a console has a live view.
+
+        It tells there what the program still waits for, and gives it its cursor back where a second
+        signal ends the process.
+        """
+        self._console = console
+        async with running_behind(partial(self._tell_wait, console)):
+            yield
+
+    async def _tell_wait(self, console: Console) -> None:
+        await self._came.wait()
+        await trio.sleep(WAIT_SECONDS)
+        line = "interrupted; waiting for the coordinator's last replies, Ctrl-C leaves at once"
+        console.print(f"trio-infer: {line}", soft_wrap=True)
+
     async def _watch(self, arrivals: AsyncIterator[int]) -> None:
         async for number in arrivals:
             if self.signal is None:
                 self.signal = signal.Signals(number)
                 self._at = trio.current_time()
                 self._scope.cancel()
+                self._came.set()
             elif number != signal.SIGHUP and trio.current_time() - self._at > ECHO_SECONDS:
                 with suppress(OSError):
-                    self.before_leaving()
+                    if self._console is not None:
+                        self._console.show_cursor()
                 os._exit(by_signal(number))
 
 
