@@ -116,6 +116,14 @@ async def test_shows_on_a_terminal_what_runs() -> None:
             assert "Traceback" not in await terminal.screen.rest()
 
 
+async def test_a_terminal_that_moves_no_cursor_gets_lines() -> None:
+    async with in_terminal("coordinator", env={"TERM": "dumb"}) as terminal:
+        address = (await terminal.screen.until("\n")).split()[0]
+        async with open_client(address) as client:
+            await client.generate("hi", SHORT)
+        await terminal.screen.until("trio-infer: 0 running, 0 waiting, 1 completed (0 aborted)")
+
+
 async def test_says_in_a_pipe_what_it_drops() -> None:
     async with started("coordinator") as program:
         send_nonsense(await address_of(program))

@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from .live import can_be_live
 from .rate import Rate
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class View(Protocol):
 def make_view(coordinator: EmbeddedCoordinator) -> Iterator[View]:
     """Shows a coordinator on standard error: live if that is a terminal, else line by line."""
     console = Console(stderr=True, highlight=False)
-    make = LiveView if console.is_terminal else PlainView
+    make = LiveView if can_be_live(console) else PlainView
     view = make(coordinator, console)
     handler = _ConsoleHandler(console)
     logger = logging.getLogger("trio_infer")

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .figures import figures, metric_table
+from .live import can_be_live
 from .rate import Rate
 
 if TYPE_CHECKING:
@@ -55,12 +56,12 @@ class LoadView:
     @contextmanager
     def showing(self) -> Iterator[None]:
         """The block in which it is shown; of a live view nothing is left behind it."""
-        with self._live if self.console.is_terminal else nullcontext():
+        with self._live if can_be_live(self.console) else nullcontext():
             yield
 
     async def refresh_now_and_then(self) -> None:
         """Shows how things stand, until cancelled."""
-        is_live = self.console.is_terminal
+        is_live = can_be_live(self.console)
         while True:
             await trio.sleep(LIVE_SECONDS if is_live else PLAIN_SECONDS)
             if is_live:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
+from .live import can_be_live
 from .output import visible
 from .rate import Rate
 
@@ -86,7 +87,7 @@ class BatchView:
     @contextmanager
     def showing(self) -> Iterator[None]:
         """The block in which it is shown."""
-        if not self.console.is_terminal:
+        if not can_be_live(self.console):
             yield
             return
         with self.bar:
@@ -97,7 +98,7 @@ class BatchView:
 
     async def refresh_now_and_then(self) -> None:
         """Shows how things stand, until cancelled."""
-        is_live = self.console.is_terminal
+        is_live = can_be_live(self.console)
         while True:
             await trio.sleep(LIVE_SECONDS if is_live else PLAIN_SECONDS)
             if is_live:
