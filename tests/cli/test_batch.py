@@ -19,6 +19,7 @@ import trio
 from tests.programs import COMMAND, in_terminal, started
 from tests.waiting import until
 from trio_infer.cli.results import BEGINNING
+from trio_infer.embedded import open_coordinator
 from trio_infer.protocol.dialect import Kind
 
 if TYPE_CHECKING:
@@ -349,22 +350,24 @@ async def test_killed_at_any_moment_it_loses_nothing(source: Path, output: Path)
     count = 800
     write(source, *({"prompt": "A generator", **({"id": f"x{n}"} if n % 2 else {})}
                     for n in range(1, count + 1)))  # fmt: skip
-    arguments = ("batch", str(source), "-o", str(output), "-n", "4", "--concurrency", "8")
+    options = ("-o", str(output), "-n", "4", "--concurrency", "8")
     grown = 0
-    for _ in range(20):
-        async with started(*arguments, "--step-time", "0.001") as program:
-            before = size(output)
-            goal = before + chance.randrange(0, 6_000)
-            await until(partial(has_grown, output, goal))
-            program.send(signal.SIGKILL)
-            assert await program.ended() == -signal.SIGKILL
-        grown += size(output) > before
-        if chance.random() < 0.5:  # a machine that crashes may tear what a killed process does not
-            os.truncate(output, max(0, size(output) - chance.randrange(1, 20)))
-    assert grown > 10
-    assert not has_results(output, count)
-    async with started(*arguments) as program:
-        assert await program.ended() == 0
+    async with open_coordinator(step_time=0.001) as coordinator:
+        arguments = ("batch", str(source), *options, "--address", coordinator.address)
+        for _ in range(20):
+            async with started(*arguments) as program:
+                before = size(output)
+                goal = before + chance.randrange(0, 6_000)
+                await until(partial(has_grown, output, goal))
+                program.send(signal.SIGKILL)
+                assert await program.ended() == -signal.SIGKILL
+            grown += size(output) > before
+            if chance.random() < 0.5:  # a machine that crashes may tear more than a kill does
+                os.truncate(output, max(0, size(output) - chance.randrange(1, 20)))
+        assert grown > 10
+        assert not has_results(output, count)
+        async with started(*arguments) as program:
+            assert await program.ended() == 0
     results = read(output)
     assert sorted(each["line"] for each in results) == list(range(1, count + 1))
     assert all(each.get("id") == (f"x{each['line']}" if each["line"] % 2 else None)
