@@ -63,6 +63,13 @@ def test_help_has_examples_and_exit_codes(here: Here, path: tuple[str, ...]) -> 
     assert max(map(len, result.stdout.splitlines())) <= 100
 
 
+@pytest.mark.parametrize("group", ["", "engines", "engines profile"])
+def test_a_group_alone_shows_its_help(here: Here, group: str) -> None:
+    result = here.run(*group.split())
+    assert (result.code, result.stdout) == (2, "")
+    assert "\nCommands:\n" in result.stderr
+
+
 def test_every_command_is_documented() -> None:
     documented = {each[0] for each in DOCUMENTED}
     assert {path[0] for path in COMMANDS if path} <= documented

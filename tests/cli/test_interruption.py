@@ -24,9 +24,13 @@ LONG = ("-n", "100000", "--top-k", "1")  # the likeliest tokens of the embedded 
 BYTES = ("--stream", "--tokenizer", "bytes")
 
 
-@pytest.mark.parametrize("options", [BYTES, ("--stream",), ()])
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+    ("options", "number", "code"),
+    [
+        (BYTES, signal.SIGINT, 130),
+        (("--stream",), signal.SIGTERM, 143),
+        ((), signal.SIGHUP, 129),
+    ],
 )
 async def test_ends_the_request_and_prints_what_there_is(
     options: tuple[str, ...], number: signal.Signals, code: int
@@ -48,8 +52,7 @@ async def test_ends_the_request_and_prints_what_there_is(
         assert len(errors) == (2 if options == ("--stream",) else 1)
 
 
-@pytest.mark.parametrize("dialect", ["0.19", "0.18"])
-@pytest.mark.parametrize("options", [BYTES, ()])
+@pytest.mark.parametrize(("dialect", "options"), [("0.19", BYTES), ("0.18", ())])
 async def test_waits_for_the_late_reply_where_the_dialect_has_no_abort(
     dialect: str, options: tuple[str, ...]
 ) -> None:
