@@ -11,9 +11,13 @@ __all__ = ["main"]
 
 
 def main() -> int:
-    """Imports the program, where Ctrl-C ends the process without a word, and runs it."""
+    """Runs the program for the arguments in `sys.argv`, and returns its exit code.
+
+    Before and behind code that minds Ctrl-C it ends the process without a word. Python's handler
+    may raise within what swallows it, such as a finalizer, and then nothing would end.
+    """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from trio_infer import cli  # noqa: PLC0415 - as it says
+    from trio_infer.cli import load  # noqa: PLC0415 - as it says
 
-    return cli.main()
+    return load()()
