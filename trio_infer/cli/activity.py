@@ -6,18 +6,18 @@ import logging
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Final, Protocol
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from .live import can_be_live
+from .console import can_be_live, make_console, write_note
 from .rate import Rate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
     from ..embedded import CoordinatorStatistics, EmbeddedCoordinator, RunningRequest
 
@@ -45,7 +45,7 @@ class View(Protocol):
 @contextmanager
 def make_view(coordinator: EmbeddedCoordinator) -> Iterator[View]:
     """Shows a coordinator on standard error: live if that is a terminal, else line by line."""
-    console = Console(stderr=True, highlight=False)
+    console = make_console()
     make = LiveView if can_be_live(console) else PlainView
     view = make(coordinator, console)
     handler = _ConsoleHandler(console)
@@ -109,7 +109,7 @@ class PlainView:
         rate = self._rate.update(statistics.tokens)
         if statistics != self._last:
             self._last = statistics
-            self._console.print(f"trio-infer: {_summary(statistics, rate)}", soft_wrap=True)
+            write_note(self._console, _summary(statistics, rate))
 
 
 def _summary(statistics: CoordinatorStatistics, rate: float) -> str:
@@ -149,6 +149,5 @@ class _ConsoleHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Writes a line."""
-        line = Text(f"trio-infer: {record.getMessage()}")
         with suppress(OSError):  # nobody reads it any more
-            self._console.print(line, soft_wrap=True)
+            write_note(self._console, record.getMessage())

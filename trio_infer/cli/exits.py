@@ -1,15 +1,4 @@
-"""How the program ends: its exit codes, and the one line that says what went wrong.
-
-=========== =================================================================
-code        meaning
-=========== =================================================================
-0           it worked, or a coordinator was told to stop
-1           it failed, or a part of it did: lines of a batch, requests of a bench
-2           the command line makes no sense
-128 + n     signal n ended it: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP, 141 where nobody
-            reads the output any more
-=========== =================================================================
-"""
+"""How the program ends: its exit codes, and the one line that says what went wrong."""
 
 from __future__ import annotations
 
@@ -20,11 +9,9 @@ import sys
 from typing import Final, TextIO
 
 import click
-from rich.console import Console
-from rich.text import Text
 
 from ..errors import InferenceError
-from .output import visible
+from .console import make_console, write_note
 
 __all__ = ["EXIT_CODES", "FAILED", "USAGE", "by_signal", "exit_code_for"]
 
@@ -82,10 +69,8 @@ def _diagnose(error: BaseException) -> tuple[str, int]:
 
 
 def _complain(line: str) -> None:
-    console = Console(stderr=True, highlight=False)
-    text = Text.assemble(("trio-infer:", "bold red"), " ", visible(" ".join(line.split())))
     try:
-        console.print(text, soft_wrap=True)
+        write_note(make_console(), line, "bold red")
     except OSError:  # nobody to tell
         _silence(sys.stderr)
 

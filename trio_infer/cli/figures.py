@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from io import StringIO
 from typing import TYPE_CHECKING, Any, Final
 
-from rich.console import Console
 from rich.table import Table
 
+from .console import plain_text
 from .load import METRICS, Load
 
 if TYPE_CHECKING:
@@ -120,10 +119,7 @@ def report(numbers: dict[str, Any], percentiles: Sequence[float]) -> str:
     for name, key, form in _ROWS:
         if numbers[key] is not None:
             table.add_row(name, _number(numbers[key], form))
-    written = StringIO()
-    console = Console(file=written, width=WIDTH, color_system=None)
-    console.print(table, "", metric_table(numbers, percentiles), sep="\n")
-    return "".join(line.rstrip() + "\n" for line in written.getvalue().splitlines())
+    return plain_text(table, "", metric_table(numbers, percentiles), width=WIDTH)
 
 
 def _number(value: float | None, form: str) -> str:

@@ -6,20 +6,20 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Final
 
 import trio
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from .console import can_be_live, make_console, write_note
 from .figures import figures, metric_table
-from .live import can_be_live
 from .rate import Rate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
     from .load import Load
 
@@ -45,7 +45,7 @@ class LoadView:
     def __init__(
         self, load: Load, percentiles: Sequence[float], console: Console | None = None
     ) -> None:
-        self.console = Console(stderr=True, highlight=False) if console is None else console
+        self.console = console or make_console()
         self._load = load
         self._percentiles = percentiles
         self._rate = Rate()
@@ -67,7 +67,7 @@ class LoadView:
             if is_live:
                 self._live.refresh()
             else:
-                self.console.print(f"trio-infer: {self._summary()}", soft_wrap=True)
+                write_note(self.console, self._summary())
 
     def render(self) -> RenderableType:
         """The lines as they are now."""

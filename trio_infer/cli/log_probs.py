@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from io import StringIO
 from typing import TYPE_CHECKING, Final
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from ..embedded.ngram import END_TOKEN
+from .console import plain_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -46,9 +45,7 @@ def log_prob_table(completion: Completion, *, are_bytes: bool) -> str:
     for index, log_prob in enumerate(completion.generated_log_probs or ()):
         token = completion.generated_tokens[index]
         _add(table, token, log_prob, _at(likeliest or (), index), are_bytes=are_bytes)
-    written = StringIO()
-    Console(file=written, width=WIDTH, color_system=None).print(table)
-    return "".join(line.rstrip() + "\n" for line in written.getvalue().splitlines())
+    return plain_text(table, width=WIDTH)
 
 
 def _at(entries: Sequence[Mapping[str, float]], index: int) -> Mapping[str, float]:

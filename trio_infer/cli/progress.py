@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 import trio
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.text import Text
 
-from .live import can_be_live
-from .output import visible
+from .console import can_be_live, make_console, write_note
 from .rate import Rate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from rich.console import Console
 
 __all__ = ["BatchView", "Counts"]
 
@@ -70,7 +69,7 @@ class BatchView:
     """
 
     def __init__(self, counts: Counts, console: Console | None = None) -> None:
-        self.console = Console(stderr=True, highlight=False) if console is None else console
+        self.console = console or make_console()
         self._counts = counts
         self._lines, self._tokens = Rate(RATE_SECONDS), Rate(RATE_SECONDS)
         self._ended = 0
@@ -115,8 +114,7 @@ class BatchView:
 
     def note(self, line: str) -> None:
         """Writes a line, above the bar if there is one."""
-        text = Text.assemble(("trio-infer:", "bold"), " ", visible(" ".join(line.split())))
-        self.console.print(text, soft_wrap=True)
+        write_note(self.console, line)
 
     def _pace(self) -> str:
         counts = self._counts
