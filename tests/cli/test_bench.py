@@ -181,7 +181,7 @@ def test_draws_a_picture(here: Here, tmp_path: Path, suffix: str, magic: bytes) 
     ("arguments", "complaint", "code"),
     [
         ("--rate 1 --concurrency 1", "--rate and --concurrency exclude each other", 2),
-        ("--rate inf", "--rate must be a number", 2),
+        ("--rate inf", "'--rate': inf is not finite", 2),
         ("--rate 0", "'--rate': 0.0 is not in the range", 2),
         ("--requests 0", "'--requests': 0 is not in the range", 2),
         (f"--requests {10**400}", "00 is not in the range 1<=x<=100000000", 2),

@@ -171,7 +171,7 @@ def test_takes_the_prompt_from_a_file(here: Here, tmp_path: Path) -> None:
         (f"--param a={'[' * 100_000} hi", "the value of 'a' is nested too deeply", 2),
         ("-n 3 --num-tokens-total 5 hi", "exclude each other: give one budget", 2),
         ("--deadline 0 hi", "'--deadline': 0.0 is not in the range", 2),
-        ("--deadline inf hi", "--deadline must be a number of seconds", 2),
+        ("--deadline nan hi", "'--deadline': nan is not finite", 2),
         ("--termination-id x hi", "'x' is not a valid integer", 2),
     ],
 )

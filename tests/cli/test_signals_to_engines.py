@@ -138,4 +138,6 @@ def test_tells_that_nobody_answers(here: Here) -> None:
 
 
 def test_refuses_to_wait_for_ever_in_between(here: Here) -> None:
-    assert here.run("ping", "--interval", "inf").code == 2
+    result = here.run("ping", "--interval", "inf")
+    assert "'--interval': inf is not finite" in result.stderr
+    assert result.code == 2

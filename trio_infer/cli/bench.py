@@ -16,6 +16,7 @@ from .figures import figures, report
 from .interruption import Interruption, run_interruptible
 from .load import Load, Plan
 from .load_view import LoadView
+from .options import check_finite
 from .output import Output
 from .plot import check_plot, draw
 from .records import to_line
@@ -74,6 +75,7 @@ def _parse_percentiles(_context: object, _option: object, value: str) -> tuple[f
 @click.option(
     "--rate",
     type=click.FloatRange(min=0, min_open=True),
+    callback=check_finite,
     metavar="R",
     help="So many a second on average, at random moments (a Poisson process), however many run.",
 )
@@ -159,9 +161,6 @@ def _make_plan(target: Target, options: dict[str, Any]) -> Plan:
     rate, concurrency = options.pop("rate"), options.pop("concurrency")
     if rate is not None and concurrency is not None:
         msg = "--rate and --concurrency exclude each other: give one of them"
-        raise click.UsageError(msg)
-    if rate is not None and not math.isfinite(rate):
-        msg = "--rate must be a number of requests a second"
         raise click.UsageError(msg)
     if options["cancel_fraction"] and not DIALECTS[target.dialect].can_abort:
         msg = f"--cancel-fraction is nothing for the dialect {target.dialect}, which has no abort"

@@ -9,7 +9,7 @@ import attrs
 import click
 
 from ..engines import EngineControl
-from .exits import EXIT_CODES, USAGE
+from .exits import EXIT_CODES, show_help
 from .interruption import Interruption, run_interruptible
 from .output import Output
 from .target import Target, target_options
@@ -89,7 +89,7 @@ def engines(context: click.Context) -> int:
     Nothing acknowledges a signal. A coordinator drops one that does not fit its state, with a line
     in its own log, so let engines be paused before you suspend or stop them.
     """
-    return _help(context)
+    return show_help(context)
 
 
 @click.group(
@@ -100,7 +100,7 @@ def engines(context: click.Context) -> int:
 @click.pass_context
 def profile(context: click.Context) -> int:
     """Start or stop the CUDA profiler of every engine."""
-    return _help(context)
+    return show_help(context)
 
 
 @click.command(
@@ -115,12 +115,6 @@ def epoch(*, number: int, target: Target) -> int:
     """
     job = _Job(target, f"epoch {number}", lambda each: each.set_generation_epoch(number), "")
     return run_interruptible(_run, job)
-
-
-def _help(context: click.Context) -> int:
-    if context.invoked_subcommand is None:
-        click.echo(context.get_help(), err=True)
-    return USAGE
 
 
 def _make_command(name: str, prefix: str, told: str, warning: str, send: _Send) -> click.Command:

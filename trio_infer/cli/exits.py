@@ -13,7 +13,7 @@ import click
 from ..errors import InferenceError
 from .console import make_console, write_note
 
-__all__ = ["EXIT_CODES", "FAILED", "USAGE", "by_signal", "exit_code_for"]
+__all__ = ["EXIT_CODES", "FAILED", "by_signal", "exit_code_for", "show_help"]
 
 FAILED: Final = 1
 USAGE: Final = 2
@@ -34,6 +34,13 @@ DEBUG: Final = "TRIO_INFER_DEBUG"
 def by_signal(number: int) -> int:
     """The exit code of a program that a signal has ended, as shells have it."""
     return 128 + number
+
+
+def show_help(context: click.Context) -> int:
+    """What a group does by itself: where no command is given, it shows which there are."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help(), err=True)
+    return USAGE
 
 
 def exit_code_for(error: BaseException) -> int:

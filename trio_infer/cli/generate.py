@@ -15,6 +15,7 @@ from .display import TOKENIZERS, ByteDecoder, Display, JsonDisplay
 from .exits import EXIT_CODES
 from .interruption import Interruption, run_interruptible
 from .log_probs import log_prob_table
+from .options import check_finite
 from .output import Output
 from .prompt import read_prompt
 from .sampling import sampling_options
@@ -83,6 +84,7 @@ class _Job:
 @click.option(
     "--deadline",
     type=click.FloatRange(min=0, min_open=True),
+    callback=check_finite,
     metavar="SECONDS",
     help="End it after this time, and keep what there is.",
 )
@@ -114,9 +116,6 @@ def generate(*, target: Target, stream: bool, deadline: float | None, **options:
     """
     if stream and target.address is None and target.step_time is None:
         target = attrs.evolve(target, step_time=STREAM_STEP_SECONDS)
-    if deadline is not None and not math.isfinite(deadline):
-        msg = "--deadline must be a number of seconds"
-        raise click.UsageError(msg)
     job = _Job(
         target=target,
         stream=stream,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,6 +11,7 @@ import trio
 
 from .exits import EXIT_CODES
 from .interruption import Interruption, run_interruptible
+from .options import check_finite
 from .output import Output
 from .records import to_line
 from .target import Target, target_options
@@ -53,6 +53,7 @@ class _Job:
 @click.option(
     "--interval",
     type=click.FloatRange(min=0),
+    callback=check_finite,
     default=1.0,
     show_default=True,
     metavar="SECONDS",
@@ -67,11 +68,7 @@ def ping(**options: Any) -> int:
     --connect-timeout ends it with the exit code 1. Engines are not asked: that one answers does not
     say that it has any.
     """
-    job = _Job(**options)
-    if not math.isfinite(job.interval):
-        msg = "--interval must be a number of seconds"
-        raise click.UsageError(msg)
-    return run_interruptible(_run, job)
+    return run_interruptible(_run, _Job(**options))
 
 
 async def _run(interruption: Interruption, job: _Job) -> None:

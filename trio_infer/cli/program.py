@@ -13,7 +13,7 @@ from .bench import bench
 from .completion import NAME, VARIABLE, completion
 from .coordinator import coordinator
 from .engines import engines
-from .exits import EXIT_CODES, USAGE, exit_code_for
+from .exits import EXIT_CODES, exit_code_for, show_help
 from .generate import generate
 from .options import SETTINGS
 from .ping import ping
@@ -44,9 +44,7 @@ def program(context: click.Context) -> int:
     Each command tells all about itself with --help. Those that ask a coordinator ask an embedded
     one where no --address is given.
     """
-    if context.invoked_subcommand is None:
-        click.echo(context.get_help(), err=True)
-    return USAGE
+    return show_help(context)
 
 
 COMMANDS: Final = (generate, batch, bench, ping, engines, shutdown, coordinator, completion)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from ..models import SamplingParams
+from .options import gather_options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 __all__ = ["NUM_TOKENS", "sampling_options"]
 
@@ -107,16 +107,6 @@ _OPTIONS: Final = (
 )
 
 
-def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a command these options, which it gets as its argument ``sampling_params``."""
-
-    @functools.wraps(command)
-    def call(**given: Any) -> Any:
-        return command(sampling_params=_take(given), **given)
-
-    return functools.reduce(lambda made, option: option(made), reversed(_OPTIONS), call)
-
-
 def _take(given: dict[str, Any]) -> SamplingParams:
     """Takes the options out of those given, and makes parameters of them."""
     num_tokens, total = given.pop("num_tokens"), given.pop("num_tokens_total")
@@ -142,3 +132,7 @@ def _take(given: dict[str, Any]) -> SamplingParams:
         streaming_interval=given.pop("streaming_interval"),
         extra=given.pop("extra"),
     )
+
+
+sampling_options = gather_options("sampling_params", _OPTIONS, _take)
+"""Gives a command these options, which it gets as its argument ``sampling_params``."""

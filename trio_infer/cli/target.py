@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,7 +10,7 @@ import click
 
 from ..embedded import open_coordinator
 from ..opening import open_client
-from .options import dialect_option
+from .options import dialect_option, gather_options
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -98,31 +97,19 @@ _STEP_TIME: Final = click.option(
 )
 
 
-def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a command the options of a coordinator, which it gets as its argument ``target``."""
-    return _with_options(command, _TARGET, ("address", "dialect", "connect_timeout"))
+def _take(*names: str) -> Callable[[dict[str, Any]], Target]:
+    return lambda given: Target(**{name: given.pop(name) for name in names})
 
 
-def embedded_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """As `target_options`, and those of an embedded one as well."""
-    names = ("address", "dialect", "connect_timeout", "seed", "step_time")
-    return _with_options(command, (*_TARGET, _SEED, _STEP_TIME), names)
+_NAMES: Final = ("address", "dialect", "connect_timeout")
 
+target_options = gather_options("target", _TARGET, _take(*_NAMES))
+"""Gives a command the options of a coordinator, which it gets as its argument ``target``."""
 
-def paced_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """As `embedded_options`, for a command that has a seed of its own."""
-    names = ("address", "dialect", "connect_timeout", "step_time")
-    return _with_options(command, (*_TARGET, _STEP_TIME), names)
+embedded_options = gather_options(
+    "target", (*_TARGET, _SEED, _STEP_TIME), _take(*_NAMES, "seed", "step_time")
+)
+"""As `target_options`, and those of an embedded one as well."""
 
-
-def _with_options(
-    command: Callable[..., Any],
-    options: tuple[Callable[..., Any], ...],
-    names: tuple[str, ...],
-) -> Callable[..., Any]:
-    @functools.wraps(command)
-    def call(**given: Any) -> Any:
-        target = Target(**{name: given.pop(name) for name in names})
-        return command(target=target, **given)
-
-    return functools.reduce(lambda made, option: option(made), reversed(options), call)
+paced_options = gather_options("target", (*_TARGET, _STEP_TIME), _take(*_NAMES, "step_time"))
+"""As `embedded_options`, for a command that has a seed of its own."""
