@@ -18,13 +18,13 @@ from rich.text import Text
 from trio_infer import SamplingParams, open_client
 from trio_infer.background import running_behind
 from trio_infer.cli.activity import LiveView
-from trio_infer.cli.batch import Batch, Job
 from trio_infer.cli.figures import figures, report
 from trio_infer.cli.load import Load, Plan
 from trio_infer.cli.load_view import LoadView
 from trio_infer.cli.progress import BatchView, Counts
 from trio_infer.cli.results import Results
 from trio_infer.cli.target import Target
+from trio_infer.cli.work import Batch, Job
 from trio_infer.embedded import open_coordinator
 
 if TYPE_CHECKING:
