@@ -178,8 +178,8 @@ def test_two_runs_on_one_output_are_refused(here: Here, source: Path, output: Pa
 @pytest.mark.parametrize(
     ("arguments", "complaint", "code"),
     [
-        ("nothing.jsonl -o out", "'nothing.jsonl': No such file or directory", 1),
-        (". -o out", "'.': it is a directory", 1),
+        ("nothing.jsonl -o out", "File 'nothing.jsonl' does not exist", 2),
+        (". -o out", "File '.' is a directory", 2),
         ("in -o .", "'.': Is a directory", 1),
         ("in -o no/out", "'no/out': No such file or directory", 1),
         ("in -o /dev/null", "'/dev/null': it is no regular file", 1),

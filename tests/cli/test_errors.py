@@ -80,7 +80,7 @@ async def test_a_prompt_that_is_no_text() -> None:
 async def test_no_standard_input_at_all() -> None:
     shell = ("sh", "-c", '"$@" <&-', "sh", sys.executable, "-m", "trio_infer")
     result = await run("generate", command=shell)
-    assert "no prompt" in said(result)
+    assert "prompt is empty" in said(result)
     assert result.code == 2
 
 

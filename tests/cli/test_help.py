@@ -76,7 +76,11 @@ def test_every_command_is_documented() -> None:
 
 
 @pytest.mark.parametrize("arguments", TOLD + DOCUMENTED, ids=" ".join)
-def test_examples_make_sense(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
+def test_examples_make_sense(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("prompts.jsonl").touch()
     for command in COMMANDS.values():
         monkeypatch.setattr(command, "callback", lambda **_: 0)
     assert program.main(arguments, standalone_mode=False) == 0

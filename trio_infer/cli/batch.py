@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
 import sys
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -39,7 +37,9 @@ Examples:
 
 
 @click.command(short_help="Results for a file of prompts.", epilog=EXAMPLES + EXIT_CODES)
-@click.argument("source", metavar="INPUT", type=click.Path())
+@click.argument(
+    "source", metavar="INPUT", type=click.Path(exists=True, dir_okay=False, allow_dash=True)
+)
 @click.option(
     "-o",
     "--output",
@@ -80,24 +80,12 @@ def batch(*, source: str, output: Path, **options: Any) -> int:
 @contextmanager
 def _open_input(source: str, output: Path) -> Iterator[int]:
     if source == "-":
-        if sys.stdin is None:
-            msg = "there is no standard input to read"
-            raise click.UsageError(msg)
         _refuse_same(sys.stdin.fileno(), output)
         yield sys.stdin.fileno()
         return
-    try:
-        fd = os.open(source, os.O_RDONLY)
-    except OSError as error:
-        raise click.FileError(source, error.strerror) from None
-    try:
-        if stat.S_ISDIR(os.fstat(fd).st_mode):
-            msg = "it is a directory"
-            raise click.FileError(source, msg)
-        _refuse_same(fd, output)
-        yield fd
-    finally:
-        os.close(fd)
+    with Path(source).open("rb") as file:
+        _refuse_same(file.fileno(), output)
+        yield file.fileno()
 
 
 def _refuse_same(fd: int, output: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from typing import Final
 
 import click
@@ -55,6 +56,8 @@ for _command in COMMANDS:
 
 def run() -> int:
     """Runs the program and returns its exit code. Shows no traceback, whatever happens."""
+    if sys.stdin is None:  # closed: then it is empty
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: PTH123, SIM115 - to the end
     try:
         code = program.main(prog_name=NAME, standalone_mode=False)
     except SystemExit as end:  # click's answer to a shell that completes, and to a broken pipe

@@ -34,7 +34,7 @@ async def read_prompt(prompt: str | None, file: Path | None) -> str:
         return _text(await _read_file(file), str(file))
     if prompt is not None and prompt != "-":
         return prompt
-    if sys.stdin is None or (prompt is None and sys.stdin.isatty()):
+    if prompt is None and sys.stdin.isatty():
         msg = "no prompt: give one, or - to read it from standard input"
         raise click.UsageError(msg)
     data = await trio.to_thread.run_sync(_read, sys.stdin.fileno(), abandon_on_cancel=True)

@@ -32,7 +32,7 @@ def shutdown(*, target: Target, yes: bool) -> int:
     Nothing acknowledges it. The engines live on: to end them, pause and stop them before.
     """
     if not yes:
-        if sys.stdin is None or not sys.stdin.isatty():
+        if not sys.stdin.isatty():
             msg = "there is nobody to ask whether that is meant: say --yes"
             raise click.UsageError(msg)
         whom = target.address or "an embedded coordinator"
