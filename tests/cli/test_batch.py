@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
+from tests.cli.options import to
 from tests.programs import COMMAND, in_terminal, started
 from tests.waiting import until
 from trio_infer.cli.results import BEGINNING
@@ -56,10 +57,6 @@ def has_grown(path: Path, goal: int) -> bool:
 
 def has_results(path: Path, count: int) -> bool:
     return path.exists() and path.read_bytes().count(b"\n") >= count
-
-
-def to(coordinator: ScriptedCoordinator) -> tuple[str, str]:
-    return "--address", coordinator.address
 
 
 def prompts(count: int) -> list[dict[str, Any]]:

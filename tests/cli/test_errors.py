@@ -14,14 +14,13 @@ import pytest
 import trio
 
 from tests.cli.endless import Endless, far
+from tests.cli.options import BYTES, to
 from tests.programs import Result, run, started
 from trio_infer.embedded import open_coordinator
 
 if TYPE_CHECKING:
     from tests.cli.here import Here
     from tests.peers import ScriptedCoordinator
-
-BYTES = ("--stream", "--tokenizer", "bytes")
 
 
 def said(result: Result) -> str:
@@ -122,7 +121,7 @@ async def test_the_engine_gives_up() -> None:
 
 
 async def test_nobody_reads_the_text_any_more(coordinator: ScriptedCoordinator) -> None:
-    async with started("generate", "--address", coordinator.address, *BYTES, "hi") as program:
+    async with started("generate", *to(coordinator), *BYTES, "hi") as program:
         request = await coordinator.submission()
         coordinator.partial(request, list(b"Hel"))
         await program.stdout.until("Hel")

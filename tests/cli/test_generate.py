@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 
+from tests.cli.options import BYTES, to
 from tests.programs import Result, in_terminal, run, started
 from trio_infer import SamplingParams, open_client
 from trio_infer.cli.display import ByteDecoder
@@ -97,8 +98,7 @@ async def test_asks_for_the_defaults(coordinator: ScriptedCoordinator) -> None:
 async def test_streams_text_as_it_comes_but_no_half_characters(
     coordinator: ScriptedCoordinator,
 ) -> None:
-    options = ("--stream", "--tokenizer", "bytes")
-    async with started("generate", *to(coordinator), *options, "hi") as program:
+    async with started("generate", *to(coordinator), *BYTES, "hi") as program:
         request = await coordinator.submission()
         shown = ""
         for character in PARTY:
@@ -116,8 +116,7 @@ async def test_streams_text_as_it_comes_but_no_half_characters(
 async def test_leaves_a_character_that_was_cut_to_the_coordinator(
     coordinator: ScriptedCoordinator,
 ) -> None:
-    options = ("--stream", "--tokenizer", "bytes")
-    async with started("generate", *to(coordinator), *options, "hi") as program:
+    async with started("generate", *to(coordinator), *BYTES, "hi") as program:
         request = await coordinator.submission()
         tokens = list(b"Zo\xc3")
         coordinator.partial(request, tokens)
@@ -167,8 +166,7 @@ async def test_refuses_a_tokenizer_that_knows_no_such_token(
 ) -> None:
     token = 257
     coordinator.answers_aborts = False
-    options = ("--stream", "--tokenizer", "bytes")
-    async with started("generate", *to(coordinator), *options, "hi") as program:
+    async with started("generate", *to(coordinator), *BYTES, "hi") as program:
         request = await coordinator.submission()
         coordinator.partial(request, [65, 66])
         await program.stdout.until("AB")
@@ -188,8 +186,7 @@ def test_no_negative_token_is_a_byte() -> None:
 async def test_says_so_where_the_text_is_another_than_was_shown(
     coordinator: ScriptedCoordinator,
 ) -> None:
-    options = ("--stream", "--tokenizer", "bytes")
-    async with started("generate", *to(coordinator), *options, "hi") as program:
+    async with started("generate", *to(coordinator), *BYTES, "hi") as program:
         request = await coordinator.submission()
         coordinator.partial(request, [65, 66])
         end(coordinator, request, [65, 66], "ba")
@@ -228,8 +225,7 @@ def test_streams_at_a_pace_that_can_be_watched(here: Here) -> None:
 
 
 async def test_the_terminal_shows_a_stream(coordinator: ScriptedCoordinator) -> None:
-    options = ("--stream", "--tokenizer", "bytes")
-    async with in_terminal("generate", *to(coordinator), *options, "hi") as terminal:
+    async with in_terminal("generate", *to(coordinator), *BYTES, "hi") as terminal:
         request = await coordinator.submission()
         coordinator.partial(request, list(b"one\n"))
         await terminal.screen.until("one\r\n")
@@ -245,7 +241,3 @@ def end(
 ) -> None:
     fields = {"generated_tokens": tokens, "generated_length": len(tokens), "generated_text": text}
     coordinator.reply(request, [], **fields)
-
-
-def to(coordinator: ScriptedCoordinator) -> tuple[str, str]:
-    return "--address", coordinator.address

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cli.endless import Endless
+from tests.cli.options import LONG, to
 from tests.programs import run, started
 from trio_infer import SamplingParams
 from trio_infer.cli.records import to_line
@@ -20,12 +21,6 @@ if TYPE_CHECKING:
 
     from tests.cli.here import Here
     from tests.peers import ScriptedCoordinator
-
-LONG = ("-n", "100000", "--top-k", "1")  # the likeliest tokens of the embedded model never end
-
-
-def to(coordinator: ScriptedCoordinator) -> tuple[str, str]:
-    return "--address", coordinator.address
 
 
 async def test_every_sampling_parameter_can_be_asked_for(coordinator: ScriptedCoordinator) -> None:

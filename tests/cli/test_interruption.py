@@ -12,6 +12,7 @@ import pytest
 import trio
 
 from tests.cli.endless import Endless, far, idle
+from tests.cli.options import BYTES, LONG, to
 from tests.peers import ScriptedCoordinator, scripted_coordinator
 from tests.programs import Result, in_terminal, run, started
 from trio_infer.embedded import open_coordinator
@@ -19,9 +20,6 @@ from trio_infer.protocol.dialect import Kind
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-LONG = ("-n", "100000", "--top-k", "1")  # the likeliest tokens of the embedded model never end
-BYTES = ("--stream", "--tokenizer", "bytes")
 
 
 @pytest.mark.parametrize(
@@ -169,11 +167,9 @@ async def test_leaves_at_once_the_second_time(coordinator: ScriptedCoordinator) 
         await program.stdout.until("Hello")
         program.send(signal.SIGINT)
         await program.stderr.until("Ctrl-C leaves at once")
-        started_at = trio.current_time()
         program.send(signal.SIGINT)
         assert await program.ended() == 130
-        assert trio.current_time() - started_at < 1
-        assert "owed" not in await program.stderr.rest()
+        assert "owed" not in await program.stderr.rest(), "it waited to the end"
 
 
 @pytest.mark.parametrize("command", ["bench", "batch"])
@@ -280,7 +276,3 @@ async def test_a_reader_that_has_stopped_holds_up_nothing(coordinator: ScriptedC
         program.send(signal.SIGINT)
         await coordinator.abort()
         assert await program.ended() == 130
-
-
-def to(coordinator: ScriptedCoordinator) -> tuple[str, str]:
-    return "--address", coordinator.address

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.cli.options import to
 from tests.programs import in_terminal, run
 from trio_infer.protocol.dialect import Kind
 
@@ -39,10 +40,6 @@ for command in commands:
     if code := run():
         sys.exit(code)
 """
-
-
-def to(coordinator: ScriptedCoordinator) -> tuple[str, str]:
-    return "--address", coordinator.address
 
 
 async def test_each_signal_reaches_the_coordinator_and_warns(
