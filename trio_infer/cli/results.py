@@ -88,11 +88,11 @@ class Results:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o666)
-            if not stat.S_ISREG(os.fstat(self.fd).st_mode):
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o666)
+            if not stat.S_ISREG(os.fstat(self._fd).st_mode):
                 msg = "it is no regular file"
                 raise click.FileError(str(path), msg)
-            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             msg = f"{path} is being written by another run"
             raise click.ClickException(msg) from None
@@ -102,7 +102,7 @@ class Results:
 
     def close(self) -> None:
         """Lets others have the file."""
-        os.close(self.fd)
+        os.close(self._fd)
 
     @property
     def removed(self) -> bool:
@@ -117,7 +117,7 @@ class Results:
         """
         done = Done()
         self._size = 0
-        with open(self.fd, "rb", closefd=False) as file:
+        with open(self._fd, "rb", closefd=False) as file:
             for number, line in enumerate(file, 1):
                 if not line.endswith(b"\n") and _is_ours(line):
                     break
@@ -139,8 +139,8 @@ class Results:
 
     def cut(self) -> bool:
         """Cuts off a line that was torn, and returns whether there was one."""
-        torn = os.fstat(self.fd).st_size > self._size
-        os.ftruncate(self.fd, self._size)
+        torn = os.fstat(self._fd).st_size > self._size
+        os.ftruncate(self._fd, self._size)
         return torn
 
     def write(self, row: Row, record: dict[str, Any]) -> None:
@@ -155,10 +155,10 @@ class Results:
         try:
             rest = memoryview(data)
             while rest:
-                rest = rest[os.write(self.fd, rest) :]
+                rest = rest[os.write(self._fd, rest) :]
         except OSError:
             with suppress(OSError):
-                os.ftruncate(self.fd, self._size)
+                os.ftruncate(self._fd, self._size)
             raise
         self._size += len(data)
         if self.removed:
