@@ -107,7 +107,7 @@ class Results:
     @property
     def removed(self) -> bool:
         """Whether the file has no name any more, so that nobody will find what is in it."""
-        return os.fstat(self.fd).st_nlink == 0
+        return os.fstat(self._fd).st_nlink == 0
 
     def read(self) -> Done:
         """What is done. Reads the whole file, and holds no more of it than a line.
