@@ -83,7 +83,9 @@ _OPTIONS: Final = (
         help="Tell the N likeliest tokens at each place as well.",
     ),
     click.option(
-        "--prompt-log-probs", is_flag=True, help="Tell how probable the prompt's tokens were, too."
+        "--prompt-log-probs",
+        is_flag=True,
+        help="Tell how probable the prompt's tokens were, too; --return-prompt-tokens names them.",
     ),
     click.option("--return-prompt-tokens", is_flag=True, help="Ask for the prompt's token ids."),
     click.option(
