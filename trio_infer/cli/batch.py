@@ -46,7 +46,7 @@ Examples:
     "--output",
     required=True,
     type=click.Path(path_type=Path),
-    help="Write the results there, a line of JSON each.",
+    help="Write the results to this file, a line of JSON each. No pipe, and - is a file, too.",
 )
 @click.option(
     "--concurrency",
