@@ -29,7 +29,8 @@ def shutdown(*, target: Target, yes: bool) -> int:
     """Ask a coordinator to end, with the requests of all of its clients.
 
     It asks you first, unless --yes is given, which is needed where standard input is no terminal.
-    Nothing acknowledges it. The engines live on: to end them, pause and stop them before.
+    Where you do not agree nothing is sent, and the exit code is 1. Nothing acknowledges it. The
+    engines live on: to end them, pause and stop them before.
     """
     if not yes:
         if not sys.stdin.isatty():
