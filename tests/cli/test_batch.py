@@ -261,7 +261,7 @@ async def test_a_terminal_shows_how_far_it_is(
     async with in_terminal("batch", *to(coordinator), str(source), "-o", str(output)) as terminal:
         request, _ = await coordinator.submission(), await coordinator.submission()
         await terminal.screen.until("1/3")
-        await terminal.screen.until(", 2 running")
+        await terminal.screen.until(" tokens/s")
         coordinator.reply(request, [65, 66])
         await terminal.screen.until("2/3")
         await terminal.screen.until(" left")
@@ -271,6 +271,19 @@ async def test_a_terminal_shows_how_far_it_is(
         assert "line 1: it is no JSON" in screen
         assert "interrupted: 1 done" in screen
         assert "Traceback" not in screen
+
+
+async def test_a_narrow_terminal_shows_how_far_it_is_and_how_long_it_takes(
+    coordinator: ScriptedCoordinator, source: Path, output: Path
+) -> None:
+    write(source, *prompts(20_000))
+    options = (*to(coordinator), str(source), "-o", str(output), "--concurrency", "1")
+    async with in_terminal("batch", *options, env={"COLUMNS": "70"}) as terminal:
+        coordinator.reply(await coordinator.submission(), [65, 66])
+        await terminal.screen.until("1/20000 ")
+        await terminal.screen.until(" left")
+        await terminal.type("\x03")
+        assert await terminal.ended() == 130
 
 
 async def test_a_lost_connection_keeps_what_is_done(

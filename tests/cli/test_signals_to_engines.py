@@ -80,7 +80,7 @@ async def test_shuts_a_coordinator_down(coordinator: ScriptedCoordinator) -> Non
     assert (result.code, result.stderr) == (0, told)
 
 
-@pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("\n", 1)])
+@pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("\n", 1), ("\x04", 1)])
 async def test_asks_before_it_shuts_a_coordinator_down(
     coordinator: ScriptedCoordinator, answer: str, code: int
 ) -> None:

@@ -101,15 +101,15 @@ class PlainView:
         self._coordinator = coordinator
         self._console = console
         self._rate = Rate()
-        self._last = coordinator.statistics()
+        self._last = _summary(coordinator.statistics(), 0.0)
 
     def refresh(self) -> None:
         """Writes a line, if it would be another than the last."""
         statistics = self._coordinator.statistics()
-        rate = self._rate.update(statistics.tokens)
-        if statistics != self._last:
-            self._last = statistics
-            write_note(self._console, _summary(statistics, rate))
+        line = _summary(statistics, self._rate.update(statistics.tokens))
+        if line != self._last:
+            self._last = line
+            write_note(self._console, line)
 
 
 def _summary(statistics: CoordinatorStatistics, rate: float) -> str:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchView", "Counts"]
 
+WORDS: Final = 66
+"""What stands beside the bar takes so many columns."""
+
 RATE_SECONDS: Final = 10.0
 
 LIVE_SECONDS: Final = 0.125
@@ -74,8 +77,7 @@ class BatchView:
         self._lines, self._tokens = Rate(RATE_SECONDS), Rate(RATE_SECONDS)
         self._ended = 0
         self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=min(24, max(1, self.console.width - WORDS))),
             MofNCompleteColumn(),
             TextColumn("{task.fields[pace]}"),
             console=self.console,
@@ -120,7 +122,7 @@ class BatchView:
         counts = self._counts
         ended = counts.done + counts.failed
         lines, tokens = self._lines.update(ended), self._tokens.update(counts.tokens)
-        parts = [f"{lines:.1f} requests/s", f"{tokens:.0f} tokens/s", f"{counts.running} running"]
+        parts = [f"{lines:.1f} requests/s", f"{tokens:.0f} tokens/s"]
         if counts.total is not None and lines > 0:
             left = max(0, counts.total - counts.handled) / lines
             parts.append(f"{timedelta(seconds=round(left))} left")

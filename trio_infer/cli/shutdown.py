@@ -38,7 +38,11 @@ def shutdown(*, target: Target, yes: bool) -> int:
             raise click.UsageError(msg)
         whom = target.address or "an embedded coordinator"
         question = f"End {whom} and the requests of all of its clients?"
-        if not click.confirm(question, err=True):
+        try:
+            is_meant = click.confirm(question, err=True)
+        except click.Abort:  # at the end of the input; Ctrl-C ends the process
+            is_meant = False
+        if not is_meant:
             msg = "nothing was sent"
             raise click.ClickException(msg)
     return run_interruptible(_run, target)
