@@ -10,15 +10,19 @@ import resource
 import signal
 import subprocess
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
+from rich.console import Console
 
 from tests.cli.options import to
 from tests.programs import COMMAND, in_terminal, started
 from tests.waiting import until
+from trio_infer.cli.console import plain_text
+from trio_infer.cli.progress import BatchView, Counts
 from trio_infer.cli.results import BEGINNING
 from trio_infer.embedded import open_coordinator
 from trio_infer.protocol.dialect import Kind
@@ -273,17 +277,17 @@ async def test_a_terminal_shows_how_far_it_is(
         assert "Traceback" not in screen
 
 
-async def test_a_narrow_terminal_shows_how_far_it_is_and_how_long_it_takes(
-    coordinator: ScriptedCoordinator, source: Path, output: Path
+def test_a_terminal_of_eighty_columns_shows_how_far_it_is_and_how_long_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    write(source, *prompts(20_000))
-    options = (*to(coordinator), str(source), "-o", str(output), "--concurrency", "1")
-    async with in_terminal("batch", *options, env={"COLUMNS": "70"}) as terminal:
-        coordinator.reply(await coordinator.submission(), [65, 66])
-        await terminal.screen.until("1/20000 ")
-        await terminal.screen.until(" left")
-        await terminal.type("\x03")
-        assert await terminal.ended() == 130
+    monkeypatch.setattr("time.monotonic", partial(float, 0))
+    counts = Counts(total=200_000)
+    view = BatchView(counts, Console(file=StringIO(), width=80))
+    monkeypatch.setattr("time.monotonic", partial(float, 5))
+    counts.done, counts.tokens = 10_000, 160_000
+    view.update()
+    (line,) = plain_text(view.bar.get_renderable(), width=80).splitlines()
+    assert line.endswith("10000/200000 2000.0 requests/s, 32000 tokens/s, 0:01:35 left")
 
 
 async def test_a_lost_connection_keeps_what_is_done(
