@@ -10,9 +10,15 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import nox
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "uv|virtualenv"
@@ -33,6 +39,7 @@ ASYNC_EVERYWHERE = (
 # In the library, besides: cleanup does not wait, or is shielded and bounded; nurseries are
 # innermost; every path of an async function checkpoints; every scope and loop can be cancelled.
 ASYNC_LIBRARY = ("ASYNC102", "ASYNC111", "ASYNC120", "ASYNC910", "ASYNC912", "ASYNC913")
+CHECKED_AT_ONCE = os.cpu_count() or 1
 
 
 def group(name: str) -> list[str]:
@@ -101,19 +108,31 @@ for version, executable in FOUND.items():
     nox.session(name=f"tests-{version}", python=executable or version, tags=["tests"])(tests)
 
 
+def asynchronous_files() -> Iterator[tuple[Sequence[str], list[Path]]]:
+    """Yield what has coroutines in it, in parts to be checked at once, and by which codes."""
+    for codes, directory in (
+        (ASYNC_EVERYWHERE, "tests"),
+        (ASYNC_EVERYWHERE + ASYNC_LIBRARY, "trio_infer"),
+    ):
+        paths = sorted(Path(directory).rglob("*.py"))
+        files = [path for path in paths if "async def" in path.read_text()]
+        for part in range(CHECKED_AT_ONCE):
+            yield codes, files[part::CHECKED_AT_ONCE]
+
+
+def check_async(session: nox.Session, codes: Sequence[str], files: Sequence[Path]) -> None:
+    """Check the habits of async code."""
+    session.run("flake8-async", f"--enable={','.join(codes)}", *map(str, files), silent=True)
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check style, the habits of async code, and that imports run downward only."""
     session.install(*group("lint"))
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
-    for codes, directory in (
-        (ASYNC_EVERYWHERE, "tests"),
-        (ASYNC_EVERYWHERE + ASYNC_LIBRARY, "trio_infer"),
-    ):
-        # It takes no directories.
-        files = sorted(str(path) for path in Path(directory).rglob("*.py"))
-        session.run("flake8-async", f"--enable={','.join(codes)}", *files)
+    with ThreadPoolExecutor(CHECKED_AT_ONCE) as pool:
+        list(pool.map(partial(check_async, session), *zip(*asynchronous_files(), strict=True)))
     session.run("lint-imports")
 
 

@@ -192,7 +192,7 @@ def test_what_partial_results_begin_with_does_not_pile_up_over_the_years() -> No
     codec = ClientCodec(CLIENT.dialect)
     for number in range(2 * MAX_HEADS):
         codec.decode([msgpack.packb([22, number]), BODY])
-        assert len(codec._heads) <= MAX_HEADS
+        assert len(codec._partial_heads) <= MAX_HEADS
     assert codec.decode([msgpack.packb([22, 1]), BODY]).request_id == 1
 
 

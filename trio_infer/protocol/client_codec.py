@@ -22,7 +22,7 @@ __all__ = ["ClientCodec", "ServerMessage", "Submission"]
 MAX_METADATA_BYTES: Final = 256
 """The metadata frame of a reply is a header number and a request id: a dozen bytes."""
 
-MAX_HEADS: Final = 2**13
+MAX_HEADS: Final = 2**12
 """So many metadata frames of partial results are remembered: one for each stream, or some more."""
 
 _PAIR: Final = 2
@@ -80,16 +80,15 @@ class ClientCodec:
     """
 
     dialect: Dialect
-    _heads: dict[bytes, tuple[Kind, int]] = attrs.field(
-        factory=dict, init=False, repr=False, eq=False
-    )
+    _partial_heads: dict[bytes, int] = attrs.field(factory=dict, init=False, repr=False, eq=False)
 
     _final_opening: bytes = attrs.field(init=False, repr=False, eq=False)
 
     @_final_opening.default
     def _opening_of_finals(self) -> bytes:
         """How the metadata of a final reply begins, before the id."""
-        return pack([self.dialect.number(_FINAL), None]).removesuffix(_NOTHING)
+        number = self.dialect.number(_FINAL)
+        return bytes((0x92, number)) if number < 0x80 else b""  # noqa: PLR2004 - MessagePack's
 
     def connect(self) -> Frames:
         """The first message of every connection."""
@@ -160,7 +159,7 @@ class ClientCodec:
         is_reply = kind is _FINAL or kind is _PARTIAL
         if is_reply and is_id(first) and (length, len(frames)) == _SHAPES[dialect.is_multipart]:
             if kind is _PARTIAL and dialect.is_multipart:
-                self._remember(bytes(frames[0]), kind, first)
+                self._remember(bytes(frames[0]), first)
             return ServerMessage(kind, first, frames[1] if length == 1 else frames[0][end:])
         if kind is Kind.CONNECT_ACK:
             if length or len(frames) != 1 or end != len(frames[0]):
@@ -177,20 +176,20 @@ class ClientCodec:
 
     def _usual_reply(self, frame: bytes, body: Frame) -> ServerMessage | None:
         """What by far the most messages are, read in fewer steps; None if it is anything else."""
-        head = self._heads.get(frame)
-        if head is not None:
-            return ServerMessage(*head, body)
-        if frame.startswith(self._final_opening):
-            request_id = unpack(frame[len(self._final_opening) :])
-            if is_id(request_id):
-                return ServerMessage(_FINAL, request_id, body)
+        request_id = self._partial_heads.get(frame)
+        if request_id is not None:
+            return ServerMessage(_PARTIAL, request_id, body)
+        if self._final_opening and frame.startswith(self._final_opening):
+            value = unpack(frame[len(self._final_opening) :])
+            if is_id(value):
+                return ServerMessage(_FINAL, value, body)
         return None
 
-    def _remember(self, frame: bytes, kind: Kind, request_id: int) -> None:
+    def _remember(self, frame: bytes, request_id: int) -> None:
         """Keeps what was read, since the next partial result of that request begins alike."""
-        if len(self._heads) == MAX_HEADS:
-            self._heads.clear()
-        self._heads[frame] = kind, request_id
+        if len(self._partial_heads) == MAX_HEADS:
+            self._partial_heads.clear()
+        self._partial_heads[frame] = request_id
 
 
 # How the first frame of a message begins: its kind, how many fields stand behind the header number,
