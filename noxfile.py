@@ -97,6 +97,7 @@ def tests(session: nox.Session) -> None:
         chosen = session.posargs or ("-m", "not slow")
         session.run("python", "-m", "pytest", "-n", "auto", *chosen)
         return
+    session.install(*group("optional"))
     session.run("coverage", "erase")
     session.run("coverage", "run", "-m", "pytest", "-n", "auto")
     session.run("coverage", "combine", "--quiet")

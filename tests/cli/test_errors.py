@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from tests.cli.here import Here
     from tests.peers import ScriptedCoordinator
 
+pytestmark = pytest.mark.slow
+
 
 def said(result: Result) -> str:
     """The one line that an error is, if it was foreseen."""

@@ -21,6 +21,8 @@ from trio_infer.protocol.dialect import Kind
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("options", "number", "code"),
