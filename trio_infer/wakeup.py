@@ -26,18 +26,17 @@ class Wakeup:
         if self._sleeper is None:
             self._is_set = True
         else:
-            self._wake()
+            self._wake(self._sleeper)
 
     def close(self) -> None:
         """Nobody shall wait any more."""
         self._closed = True
         if self._sleeper is not None:
-            self._wake()
+            self._wake(self._sleeper)
 
-    def _wake(self) -> None:
-        sleeper, self._sleeper = self._sleeper, None
-        if sleeper is not None:
-            trio.lowlevel.reschedule(sleeper)
+    def _wake(self, sleeper: trio.lowlevel.Task) -> None:
+        self._sleeper = None
+        trio.lowlevel.reschedule(sleeper)
 
     @trio.lowlevel.enable_ki_protection
     async def wait(self) -> None:

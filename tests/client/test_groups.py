@@ -36,6 +36,7 @@ from trio_infer import (
 )
 from trio_infer.background import running_behind
 from trio_infer.embedded import Faults, open_coordinator
+from trio_infer.groups.member import Member
 from trio_infer.groups.outcomes import TOLERATED_UNWANTED
 from trio_infer.protocol.coordinator_codec import CoordinatorCodec
 from trio_infer.protocol.dialect import Kind
@@ -1093,6 +1094,29 @@ async def test_who_iterates_is_cancelled_between_outcomes_that_are_there_and_los
                     scope.cancel()
         assert received == [0, 1, 2]
         assert [outcome.index for outcome in await all_of(group)] == [*range(3, 10)]
+
+
+@pytest.mark.parametrize("receive", ["receive", "__anext__"])
+async def test_a_large_reply_is_there_for_the_next_if_who_decodes_it_is_cancelled(
+    coordinator: ScriptedCoordinator,
+    client: InferenceClient,
+    monkeypatch: pytest.MonkeyPatch,
+    receive: str,
+) -> None:
+    scope = trio.CancelScope()
+    unpack_some = Member.unpack_some
+
+    def unpack_some_and_cancel(member: Member[Completion]) -> bool:
+        scope.cancel()
+        return unpack_some(member)
+
+    async with client.open_group() as group:
+        await with_unread(coordinator, client, group, 2, uid="x" * 2**20)
+        with monkeypatch.context() as patch, scope:
+            patch.setattr(Member, "unpack_some", unpack_some_and_cancel)
+            await getattr(group.outcomes, receive)()
+        assert scope.cancelled_caught
+        assert sorted(outcome.index for outcome in await all_of(group)) == [0, 1]
 
 
 async def test_whatever_of_a_group_is_awaited_is_a_checkpoint(

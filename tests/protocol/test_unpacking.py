@@ -20,7 +20,12 @@ from trio_infer.protocol.packing import (
     pack,
     unpack_map,
 )
-from trio_infer.protocol.unpacking import HEAVY_BODY, unpack_field, unpack_map_in_pieces
+from trio_infer.protocol.unpacking import (
+    HEAVY_BODY,
+    Unpacking,
+    unpack_field,
+    unpack_map_in_pieces,
+)
 
 if TYPE_CHECKING:
     from trio_infer import Completion
@@ -262,3 +267,22 @@ def test_the_collector_does_not_walk_the_lists_of_a_large_reply_that_nobody_has_
     assert 2 not in collections
     assert completion.routing_indices is not None
     assert len(completion.routing_indices) == 8000
+
+
+@pytest.mark.parametrize("pieces", [0, 1, 1000])
+def test_what_is_left_of_a_large_reply_is_unpacked_for_who_cannot_wait(pieces: int) -> None:
+    unpacking = Unpacking(msgpack.packb(PADDING))
+    for _ in range(pieces):
+        unpacking.go_on()
+    assert unpacking.fields() == unpacking.fields() == PADDING
+    assert not unpacking.go_on()
+
+
+def test_a_large_reply_that_makes_no_sense_makes_none_to_whoever_asks() -> None:
+    unpacking = Unpacking(msgpack.packb(PADDING)[:-1])
+    while unpacking.go_on():
+        pass
+    for _ in range(2):
+        assert not unpacking.go_on()
+        with pytest.raises(MalformedMessage, match="incomplete input"):
+            unpacking.fields()

@@ -90,10 +90,7 @@ def _number(value: Any) -> float:
         return value
     if type(value) is not int:
         raise wrong_type(value, "a number")
-    try:
-        return float(value)
-    except OverflowError:  # MessagePack has none that large, but a list of 64 bits need not be it
-        raise wrong_type(value, "a number") from None
+    return float(value)
 
 
 def ints(value: Any) -> list[int]:

@@ -91,10 +91,10 @@ class Unpacking:
         Raises:
             MalformedMessage: as `packing.unpack_map`.
         """
-        while self.go_on():
-            pass
-        if self._fields is None:
-            raise self._nonsense or AssertionError
+        while self._fields is None:
+            if self._nonsense is not None:
+                raise self._nonsense
+            self.go_on()
         return self._fields
 
 
