@@ -216,6 +216,10 @@ async def generated(
     count.value /= requests
 
 
+async def generate(client: InferenceClient) -> None:
+    await client.generate(PROMPT, PARAMS)
+
+
 async def read(client: InferenceClient) -> None:
     async with client.stream(PROMPT, PARAMS) as stream:
         async for _ in stream:
@@ -273,6 +277,7 @@ async def kept_by_group(
 
 
 async def kept_by_tasks(
+    do: Callable[[InferenceClient], Awaitable[object]],
     client: InferenceClient,
     peer: Peer,
     count: Count,
@@ -280,21 +285,7 @@ async def kept_by_tasks(
     async with trio.open_nursery() as nursery:
         with count.counted():
             for _ in range(KEPT):
-                nursery.start_soon(client.generate, PROMPT, PARAMS)
-            await wait_all_tasks_blocked()
-        peer.reply()
-    count.value /= KEPT
-
-
-async def kept_by_streams(
-    client: InferenceClient,
-    peer: Peer,
-    count: Count,
-) -> None:
-    async with trio.open_nursery() as nursery:
-        with count.counted():
-            for _ in range(KEPT):
-                nursery.start_soon(read, client)
+                nursery.start_soon(do, client)
             await wait_all_tasks_blocked()
         peer.reply()
     count.value /= KEPT
@@ -315,8 +306,8 @@ async def kept_unread(client: InferenceClient, peer: Peer, count: Count) -> None
 
 KEPT_BY: dict[str, Work] = {
     "a request of a group": kept_by_group,
-    "a task that generates": kept_by_tasks,
-    "a task that reads a stream": kept_by_streams,
+    "a task that generates": partial(kept_by_tasks, generate),
+    "a task that reads a stream": partial(kept_by_tasks, read),
     "a token that nobody has read": kept_unread,
 }
 DONE_BY: dict[str, Work] = {

@@ -125,9 +125,12 @@ class Member(Generic[ResultT]):
 
     def unpack_some(self) -> bool:
         """Unpacks a piece of a large reply; returns whether there may be more of it."""
+        return self._in_pieces().go_on()
+
+    def _in_pieces(self) -> Unpacking:
         if self._unpacking is None:
             self._unpacking = Unpacking(self._body, lazily=self._deserialize)
-        return self._unpacking.go_on()
+        return self._unpacking
 
     def outcome(self) -> Outcome[ResultT]:
         """What became of it, decoded here and now, and counted."""
@@ -160,8 +163,6 @@ class Member(Generic[ResultT]):
         return completion
 
     def _unpacked(self) -> dict[str, Any]:
-        if len(self._body) < HEAVY_BODY:
+        if self.size < HEAVY_BODY:
             return unpack_map(self._body)
-        if self._unpacking is None:
-            self._unpacking = Unpacking(self._body, lazily=self._deserialize)
-        return self._unpacking.fields()
+        return self._in_pieces().fields()
