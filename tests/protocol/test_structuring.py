@@ -145,3 +145,9 @@ def test_long_lists_are_checked_not_copied() -> None:
 
 def test_a_refusal_names_types_only_however_large_the_value() -> None:
     assert str(wrong_type([[1] * 1000], "a map")) == "a map was expected, not list"
+
+
+def test_no_field_is_passed_on_whose_name_is_no_string() -> None:
+    fields: dict[Any, Any] = {"whole": 7, b"unheard_of": 1}
+    with pytest.raises(MalformedMessage, match="a key that is no string"):
+        structure(fields, WANTED)

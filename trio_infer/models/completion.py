@@ -14,7 +14,15 @@ from .packed import Packed
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["ARRAYS", "Completion", "EpochSpan", "RequestEvent", "TokenDelta", "completion_of"]
+__all__ = [
+    "ARRAYS",
+    "DEFAULTS",
+    "Completion",
+    "EpochSpan",
+    "RequestEvent",
+    "TokenDelta",
+    "completion_of",
+]
 
 
 @attrs.frozen
@@ -256,16 +264,18 @@ def _routing_indices(completion: Completion) -> Any:
 # To attrs, and to whoever looks, the field is as any other.
 Completion.routing_indices = property(_routing_indices)  # type: ignore[assignment]
 
-_DEFAULTS: Final = {field.name: field.default for field in attrs.fields(Completion)}
+DEFAULTS: Final = {
+    field.name: None if field.default is attrs.NOTHING else field.default
+    for field in attrs.fields(Completion)
+}
+"""What the fields of a completion are that nobody has told; ``extra`` is for each its own."""
 
 
-def completion_of(fields: Mapping[str, Any], **others: Any) -> Completion:
-    """A completion of fields that are known to be right, ``extra`` among them.
+def completion_of(fields: dict[str, Any]) -> Completion:
+    """A completion of all its fields, which are known to be right, and which it keeps.
 
     It takes a fifth of the time of the constructor, which sets them one by one.
     """
     completion = object.__new__(Completion)
-    completion.__dict__.update(_DEFAULTS)
-    completion.__dict__.update(fields)
-    completion.__dict__.update(others)
+    object.__setattr__(completion, "__dict__", fields)
     return completion

@@ -9,9 +9,10 @@ import attrs
 
 from ..errors import RequestFailed
 from ..models import Completion, KVHandoff, RequestEvent
-from ..models.completion import completion_of
+from ..models.completion import DEFAULTS, completion_of
 from .packing import MalformedMessage
 from .structuring import (
+    NOTHING,
     Wanted,
     array,
     array_of,
@@ -113,17 +114,17 @@ class Generated:
 
 
 def _structure(
-    fields: Mapping[str, Any], wanted: Mapping[str, Wanted]
+    fields: Mapping[str, Any], wanted: Mapping[str, Wanted], defaults: Mapping[str, Any] = NOTHING
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """As `structure`, of a finished request: its log probs are cut to its tokens."""
-    known, others = structure(fields, wanted)
-    if "status" not in known:
+    known, others = structure(fields, wanted, defaults)
+    if known.get("status") is None:
         msg = "a finished request without a status"
         raise MalformedMessage(msg)
     for name in _PER_TOKEN:
         values = known.get(name)
         if values:  # of a stop word that it took off again, the engine leaves some behind
-            known[name] = values[: len(known.get("generated_tokens", ()))]
+            known[name] = values[: len(known.get("generated_tokens") or ())]
     return known, others
 
 
@@ -145,8 +146,7 @@ def handoff_of(fields: Mapping[str, Any]) -> KVHandoff | None:
     Raises:
         MalformedMessage: if it makes no sense.
     """
-    handoff: KVHandoff | None
-    handoff = structure(fields, {_HANDOFF: kv_handoff})[0].get(_HANDOFF)
+    handoff: KVHandoff | None = structure(fields, {_HANDOFF: kv_handoff})[0].get(_HANDOFF)
     return handoff
 
 
@@ -160,24 +160,23 @@ def to_completion(fields: Mapping[str, Any], known: Known) -> Completion:
     Raises:
         MalformedMessage: if the body makes no sense.
     """
-    told, extra = _structure(fields, FINISHED_REQUEST)
+    told, extra = _structure(fields, FINISHED_REQUEST, DEFAULTS)
     extra.pop("remaining_prompt_tokens", None)  # repeats the whole prompt
-    if "prompt_length" not in told and "prompt_tokens" in told:  # before 0.19
+    if told["prompt_length"] is None and told["prompt_tokens"] is not None:  # before 0.19
         told["prompt_length"] = len(told["prompt_tokens"])
-    tokens = told.setdefault("generated_tokens", [])
-    told.setdefault("generated_length", len(tokens))
-    routing_dtype = unwrapped(fields["routing_indices"])[1] if "routing_indices" in told else None
-    return completion_of(
-        told,
-        request_id=known.request_id,
-        engine_request_id=told.get("request_id"),
-        kv_handoff=told.pop(_HANDOFF, None),
-        latency=known.latency,
-        time_to_first_token=known.time_to_first_token,
-        finish_reason=_finish_reason(told, known),
-        extra=extra,
-        _routing_dtype=routing_dtype,
-    )
+    if told["generated_tokens"] is None:
+        told["generated_tokens"] = []
+    if told["generated_length"] is None:
+        told["generated_length"] = len(told["generated_tokens"])
+    if told["routing_indices"] is not None:
+        told["_routing_dtype"] = unwrapped(fields["routing_indices"])[1]
+    told["engine_request_id"], told["request_id"] = told["request_id"], known.request_id
+    told["kv_handoff"] = told.pop(_HANDOFF, None)
+    told["latency"] = known.latency
+    told["time_to_first_token"] = known.time_to_first_token
+    told["finish_reason"] = _finish_reason(told, known)
+    told["extra"] = extra
+    return completion_of(told)
 
 
 def to_failed_completion(fields: Mapping[str, Any], known: Known) -> Completion:

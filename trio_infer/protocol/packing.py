@@ -52,7 +52,6 @@ so that a thousand, each within the other and declared longer than what follows,
 
 _CONTAINERS: Final = frozenset((list, dict))
 _BEGINNINGS: Final = bytes((*range(0x80, 0xA0), *range(0xDC, 0xE0)))
-_STR: Final = frozenset((str,))
 
 
 class MalformedMessage(ValueError):
@@ -198,24 +197,22 @@ def check_nesting(value: Any) -> None:
 
 
 def unpack_map(body: Frame) -> dict[str, Any]:
-    """The map that a packed body holds.
+    """The map that a packed body holds. Its names may be bytes: whoever structures it looks.
 
     Raises:
-        MalformedMessage: if it is no MessagePack, no map, or has keys that are no strings.
+        MalformedMessage: if it is no MessagePack, or no map.
     """
-    return checked_map(unpack(body))
+    value = unpack(body)
+    return value if type(value) is dict else checked_map(value)
 
 
 def checked_map(value: Any) -> dict[str, Any]:
-    """The value itself, if it is a map as a body holds it.
+    """The value itself, if it is a map.
 
     Raises:
-        MalformedMessage: as `unpack_map`.
+        MalformedMessage: it is not.
     """
     if type(value) is not dict:
         msg = f"a map was expected, not {type(value).__name__}"
-        raise MalformedMessage(msg)
-    if not _STR.issuperset(map(type, value)):
-        msg = "a map with a key that is no string"
         raise MalformedMessage(msg)
     return value

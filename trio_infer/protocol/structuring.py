@@ -14,6 +14,7 @@ from .packing import MalformedMessage
 from .wire import is_id
 
 __all__ = [
+    "NOTHING",
     "Wanted",
     "array",
     "array_of",
@@ -32,6 +33,7 @@ __all__ = [
 Wanted: TypeAlias = type | Callable[[Any], Any]
 """What a field should hold: a plain type, or whatever a function lets pass, as it returns it."""
 
+NOTHING: Final[Mapping[str, Any]] = {}
 _INT: Final = frozenset({int})
 _FLOAT: Final = frozenset({float})
 _STR: Final = frozenset({str})
@@ -43,16 +45,23 @@ def wrong_type(value: object, expected: str) -> MalformedMessage:
 
 
 def structure(
-    fields: Mapping[str, Any], wanted: Mapping[str, Wanted]
+    fields: Mapping[str, Any],
+    wanted: Mapping[str, Wanted],
+    defaults: Mapping[str, Any] = NOTHING,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The fields of a map that are wanted, checked, and all others, as they are.
 
     One that is None is as one that is absent.
 
+    Args:
+        fields: the map.
+        wanted: what each field should hold, by its name.
+        defaults: what stands for those that are absent.
+
     Raises:
-        MalformedMessage: a field does not hold what it should.
+        MalformedMessage: a field does not hold what it should, or has a name that is no string.
     """
-    known: dict[str, Any] = {}
+    known = dict(defaults)
     others: dict[str, Any] = {}
     name = ""
     try:
@@ -69,7 +78,7 @@ def structure(
     except MalformedMessage as error:
         msg = f"{name}: {error}"
         raise MalformedMessage(msg) from None
-    return known, others
+    return known, named_map(others)
 
 
 def _coerced(value: Any, kind: type) -> float:
@@ -136,7 +145,9 @@ def _event(value: Any) -> RequestEvent:
     at, kind = get("timestamp"), get("type")
     if type(at) is not float:
         at = _number(at)
-    return RequestEvent(at, kind if type(kind) is str else _just(kind, str), get("payload"))
+    if type(kind) is not str:
+        raise wrong_type(kind, "str")
+    return RequestEvent(at, kind, get("payload"))
 
 
 def epoch_spans(value: Any) -> tuple[EpochSpan, ...]:
