@@ -146,9 +146,11 @@ class Exchange:
         observation = None if self._instruments is None else self._instruments.observe(prepared)
         if observation is not None:
             observation.waiting()
-        elif not (prepared.is_heavy or self._admission.is_limited or self._leaving):
-            with contextlib.suppress(trio.WouldBlock):
+        elif self._transport.is_up and not (prepared.is_heavy or self._admission.is_limited):
+            try:
                 return self.hand_over_nowait(prepared, inbox)  # noqa: ASYNC910 - as below
+            except trio.WouldBlock:
+                pass
         try:
             await self._admission.enter()
             try:
@@ -176,11 +178,8 @@ class Exchange:
             trio.WouldBlock: it is not its turn, or there is no connection; nothing was sent.
             trio.ClosedResourceError: the client is closed.
         """
-        self.home.check()
         if self._leaving:
             raise trio.ClosedResourceError(CLOSED)
-        if not self._transport.is_up:
-            raise trio.WouldBlock
         is_limited = self._admission.is_limited
         if is_limited:
             self._admission.enter_nowait()

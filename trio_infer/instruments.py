@@ -22,6 +22,7 @@ from .models import (
     SignalSent,
 )
 from .models.frozen import FrozenMapping
+from .protocol.conversion import generated_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -271,22 +272,22 @@ class Observation:
                 RequestMoment(request=self._request, request_id=self._request_id, at=at, size=size),
             )
 
-    def decoded(
-        self, result: Completion | Mapping[str, Any], tokens: int, *, aborted: bool
-    ) -> None:
+    def decoded(self, result: Completion | Mapping[str, Any], *, aborted: bool) -> None:
         """It ended in a completion, or in the fields of a reply."""
         if isinstance(result, Completion):
+            tokens = result.generated_tokens
             facts: dict[str, Any] = {
                 "prompt_length": result.prompt_length,
                 "cached_tokens": result.num_cached_tokens,
                 "finish_reason": result.finish_reason,
             }
         else:
+            tokens = generated_of(result).generated_tokens
             facts = {
                 "prompt_length": _int(result.get("prompt_length")),
                 "cached_tokens": _int(result.get("num_cached_tokens")),
             }
-        self._end("request_aborted" if aborted else "request_finished", tokens, **facts)
+        self._end("request_aborted" if aborted else "request_finished", len(tokens), **facts)
 
     def failed(self, error: Exception, tokens: int, *, aborted: bool, **facts: Any) -> None:
         """It ended in an error of the engine, or in a reply that made no sense."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .exchange import Exchange, Inbox
     from .instruments import Observation
 
-__all__ = ["CLOSED", "Reception", "client_closed", "conclude", "connection_lost"]
+__all__ = ["CLOSED", "Reception", "client_closed", "connection_lost", "note_failed"]
 
 CLOSED: Final = "the stream is closed; what had arrived is in its tokens and completion"
 
@@ -78,43 +78,27 @@ def client_closed() -> trio.ClosedResourceError:
     return trio.ClosedResourceError("the client was closed")
 
 
-def conclude(
-    exchange: Exchange,
-    arrived: Assembler,
-    fields: dict[str, Any],
-    known: Known,
-    observation: Observation | None,
-) -> Any:
-    """What a request ends in, counted and told.
+def note_failed(
+    exchange: Exchange, error: RequestFailed, observation: Observation | None, *, aborted: bool
+) -> None:
+    """The engine gave up on a request, as its final reply says: counts and tells it.
 
     Args:
         exchange: where it ran.
-        arrived: what came of it before.
-        fields: its final reply.
-        known: what is known of it besides.
+        error: what it ends in.
         observation: what instruments are told of it, if there are any.
-
-    Raises:
-        RequestFailed: the engine gave up on it.
-        MalformedMessage: the reply makes no sense.
+        aborted: whether it was aborted before that reply came.
     """
-    try:
-        result = arrived.finish_fields(fields, known)
-    except RequestFailed as error:
-        if not known.aborted:
-            exchange.recount_as_failed()
-        if observation is not None:
-            observation.failed(
-                error,
-                error.completion.generated_length,
-                aborted=known.aborted,
-                prompt_length=error.completion.prompt_length,
-                finish_reason="error",
-            )
-        raise
+    if not aborted:
+        exchange.recount_as_failed()
     if observation is not None:
-        observation.decoded(result, len(arrived.tokens), aborted=known.aborted)
-    return result
+        observation.failed(
+            error,
+            error.completion.generated_length,
+            aborted=aborted,
+            prompt_length=error.completion.prompt_length,
+            finish_reason="error",
+        )
 
 
 class Reception(Generic[ResultT]):
@@ -425,12 +409,14 @@ class Reception(Generic[ResultT]):
             aborted=self.aborted,
         )
         try:
-            self.completion = conclude(
-                self._exchange, self.arrived, fields, known, self.observation
-            )
+            result = self.completion = self.arrived.finish_fields(fields, known)
         except RequestFailed as error:
+            note_failed(self._exchange, error, self.observation, aborted=self.aborted)
             completion = error.completion
             self._make_error = lambda _: request_failed(completion)
+            return
+        if self.observation is not None:
+            self.observation.decoded(result, aborted=self.aborted)
 
     def _fail(self, error: MalformedMessage) -> None:
         """A body made no sense: the request has failed, and is aborted if it still runs."""

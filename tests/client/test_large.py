@@ -22,7 +22,7 @@ from trio_infer import (
     open_client,
     reception,
 )
-from trio_infer.protocol.client_codec import ClientCodec
+from trio_infer.protocol.client_codec import Submission
 from trio_infer.protocol.dialect import Kind
 from trio_infer.protocol.unpacking import HEAVY_BODY, unpack_map_in_pieces
 
@@ -399,14 +399,14 @@ async def test_of_a_large_request_nothing_is_kept_once_it_has_left(
     coordinator: ScriptedCoordinator, client: InferenceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[bytes] = []
-    submit = ClientCodec.submit
+    make_frames = Submission.frames
 
     def watched(*args: Any) -> Any:
-        frames = submit(*args)
+        frames = make_frames(*args)
         sent.extend(frame for frame in frames if isinstance(frame, bytes) and len(frame) >= 2**20)
         return frames
 
-    monkeypatch.setattr(ClientCodec, "submit", watched)
+    monkeypatch.setattr(Submission, "frames", watched)
     images = [bytes(2**20)] * 4
     async with client.stream(list(range(2**18)), multi_modal_data={"image": images}):
         await coordinator.submission()

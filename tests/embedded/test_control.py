@@ -40,7 +40,7 @@ class Serving:
         self.send(request_id, laid_out(self.codec, list(prompt), full(params)))
 
     def send(self, request_id: int, submission: Any) -> None:
-        self.core.receive(CLIENT, self.codec.submit(request_id, submission), self.now)
+        self.core.receive(CLIENT, submission.frames(request_id), self.now)
 
     def submit_handoff(
         self, request_id: int, handoff: dict[str, Any], prompt: Any = (97,), **params: Any

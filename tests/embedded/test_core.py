@@ -41,7 +41,7 @@ class Peers:
         self, request_id: int, prompt: str = "a", *, identity: bytes = b"A", **params: Any
     ) -> None:
         prepared = laid_out(CODEC, prompt, {"top_k": 1} | params)
-        self.send(identity, CODEC.submit(request_id, prepared))
+        self.send(identity, prepared.frames(request_id))
 
     def abort(self, request_id: int, *, identity: bytes = b"A") -> None:
         self.send(identity, CODEC.abort(request_id))

@@ -46,7 +46,7 @@ def raw_client(address: str) -> Iterator[zmq.Socket[bytes]]:
 def nonsense(dialect: Dialect) -> list[list[bytes]]:
     """Messages none of which makes sense."""
     codec = ClientCodec(dialect)
-    submit = list(map(bytes, codec.submit(7, laid_out(codec, "ab", {}))))
+    submit = list(map(bytes, laid_out(codec, "ab", {}).frames(7)))
     number = dialect.headers[Kind.SUBMIT_REQUEST]
     return [
         *([value] for value in STRANGE),
@@ -93,7 +93,7 @@ async def test_a_flood_before_any_handshake_is_ignored(
 ) -> None:
     row = DIALECTS[dialect]
     codec = ClientCodec(row)
-    submit = codec.submit(7, laid_out(codec, "ab", {}))
+    submit = laid_out(codec, "ab", {}).frames(7)
     async with open_coordinator(dialect=dialect, model=alphabet) as coordinator:
         with raw_client(coordinator.address) as hostile:
             for _ in range(2000):
@@ -120,7 +120,7 @@ async def test_a_client_that_garbles_its_requests_takes_only_those_with_it(
             hostile.send_multipart(codec.connect())
             for number in range(1000):
                 submission = laid_out(codec, "ab", {"num_tokens_to_generate": -1})
-                submit = list(map(bytes, codec.submit(number, submission)))
+                submit = list(map(bytes, submission.frames(number)))
                 hostile.send_multipart(mangled(choices, submit))
             await served(coordinator)
             await coordinator.wait_until(lambda: coordinator.statistics().malformed > 100)

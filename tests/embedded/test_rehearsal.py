@@ -434,7 +434,7 @@ async def serving(
 
     def submit(request_id: int, **params: Any) -> None:
         prepared = laid_out(codec, "a", {"top_k": 1} | params)
-        serving._receive([b"A", *codec.submit(request_id, prepared)])
+        serving._receive([b"A", *prepared.frames(request_id)])
 
     async with running_behind(serving.read, serving.decode, serving.send_held):
         yield serving, wire, submit

@@ -47,7 +47,7 @@ class Peer:
     gone: trio.Event
 
     def submit(self, request_id: int, prompt: str = "a", **params: Any) -> None:
-        self.socket.send(CODEC.submit(request_id, laid_out(CODEC, prompt, {"top_k": 1} | params)))
+        self.socket.send(laid_out(CODEC, prompt, {"top_k": 1} | params).frames(request_id))
 
     def abort(self, request_id: int) -> None:
         self.socket.send(CODEC.abort(request_id))

@@ -111,7 +111,7 @@ class _Play:
             core.receive(identity, self._client.connect(), self._now)
         params = {"top_k": 1, "num_tokens_to_generate": 3}
         for request_id in range(3):
-            request = self._client.submit(request_id, laid_out(self._client, "abc", params))
+            request = laid_out(self._client, "abc", params).frames(request_id)
             core.receive(BYSTANDER, request, self._now)
         while self._choices.are_left:
             frames = self._nonsense()
@@ -158,7 +158,7 @@ class _Play:
             }
         elif self._dialect.can_hash_blocks and choices.one_in(2):
             others["block_hashes"] = choices.of([[], [1, 2], [-1] * 9, [2**64 - 1]])
-        return client.submit(request_id, laid_out(client, prompt, params, kind, **others))
+        return laid_out(client, prompt, params, kind, **others).frames(request_id)
 
     def _changed(self, value: Any) -> bytes:
         """A value, packed, with something in it that is another."""

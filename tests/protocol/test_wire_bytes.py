@@ -180,7 +180,7 @@ def submitted(codec: ClientCodec, message: ClientMessage) -> Frames:
             if (value := getattr(message, field.name)) is not None
         },
     )
-    return codec.submit(message.request_id, prepared)
+    return prepared.frames(message.request_id)
 
 
 def sent(codec: ClientCodec, message: ClientMessage) -> Frames:
@@ -442,7 +442,7 @@ def test_one_packed_request_can_be_sent_under_any_id(dialect: Dialect) -> None:
     codec, coordinator = ClientCodec(dialect), CoordinatorCodec(dialect)
     submission = laid_out(codec, [1], {})
     for request_id in (0, 127, 128, 255, 256, 65_536, 2**32, 2**63):
-        message = coordinator.decode(codec.submit(request_id, submission))
+        message = coordinator.decode(submission.frames(request_id))
         assert (message.request_id, message.prompt) == (request_id, [1])
 
 

@@ -27,7 +27,7 @@ from ..models import GenerateRequest, Outcome
 from ..models.result import ResultT
 from ..models.scalars import to_int
 from ..reception import client_closed
-from .member import Member
+from .member import Member, Terms
 from .outcomes import Outcomes
 
 if TYPE_CHECKING:
@@ -74,9 +74,9 @@ class RequestGroup(Generic[ResultT]):
     ) -> None:
         self.outcomes: trio.abc.ReceiveChannel[Outcome[ResultT]]
         self.outcomes = self._outcomes = Outcomes(self)
+        self._terms = Terms(exchange, deserialize, self._outcomes.put)
         self._exchange = exchange
         self._preparation = preparation
-        self._deserialize = deserialize
         self._members: dict[int, Member[ResultT]] = {}
         self._admission = Admission(max_concurrency, self._members.__len__)
         self._next_index = 0
@@ -214,7 +214,7 @@ class RequestGroup(Generic[ResultT]):
         )
 
     def _begin_now(self, request: GenerateRequest, prepared: Prepared) -> int:
-        member = self._make_member(request, prepared)
+        member: Member[ResultT] = Member(self._terms, request, prepared.asked)
         if not self._admission.is_limited:
             return self._add(member, self._exchange.hand_over_nowait(prepared, member))
         self._admission.enter_nowait()
@@ -226,19 +226,10 @@ class RequestGroup(Generic[ResultT]):
     async def _begin(self, request: GenerateRequest, prepared: Prepared) -> int:
         await self._admission.enter()
         try:
-            member = self._make_member(request, prepared)
+            member: Member[ResultT] = Member(self._terms, request, prepared.asked)
             return self._add(member, await self._exchange.hand_over(prepared, member))
         finally:
             self._admission.leave()
-
-    def _make_member(self, request: GenerateRequest, prepared: Prepared) -> Member[ResultT]:
-        return Member(
-            self._exchange,
-            request,
-            prepared.asked,
-            deserialize=self._deserialize,
-            tell_end=self._outcomes.put,
-        )
 
     def _add(self, member: Member[ResultT], request_id: int) -> int:
         index = self._next_index

@@ -2,37 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic
 
-from ..errors import RemoteProtocolError
+import attrs
+
+from ..errors import RemoteProtocolError, RequestFailed
+from ..exchange import Exchange
 from ..models import Outcome
 from ..models.result import ResultT
-from ..protocol.assembly import Assembler
+from ..protocol.assembly import result_at_once
 from ..protocol.conversion import Known
 from ..protocol.packing import MalformedMessage, unpack_map
 from ..protocol.unpacking import HEAVY_BODY, Unpacking
-from ..reception import client_closed, conclude, connection_lost
+from ..reception import client_closed, connection_lost, note_failed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
-    from ..exchange import Exchange
     from ..instruments import Observation
     from ..models import GenerateRequest
     from ..protocol.packing import Frame
 
-__all__ = ["Member"]
+__all__ = ["Member", "Terms"]
+
+
+@attrs.frozen
+class Terms:
+    """What all requests of a group have in common.
+
+    Attributes:
+        exchange: where they run.
+        deserialize: whether they end in a `Completion`, or else in the fields of the reply.
+        tell_end: told the index of each that has ended.
+    """
+
+    exchange: Exchange
+    deserialize: bool
+    tell_end: Callable[[int], None]
 
 
 class Member(Generic[ResultT]):
     """A request of a group, and its inbox.
 
     Args:
-        exchange: where it runs.
+        terms: what it has in common with the others.
         request: as it was submitted.
         asked: the sampling parameters that were sent.
-        deserialize: whether it ends in a `Completion`, or else in the fields of the reply.
-        tell_end: told its index when it has ended.
 
     Attributes:
         index: its place in the group.
@@ -42,39 +58,23 @@ class Member(Generic[ResultT]):
     """
 
     __slots__ = (
-        *("_asked", "_began_at", "_body", "_deserialize", "_ended_at", "_error", "_exchange"),
-        *("_request", "_tell_end", "_unpacking"),
-        *("ended", "index", "observation", "request_id"),
+        *("_asked", "_began_at", "_body", "_ended_at", "_error", "_request", "_terms"),
+        *("_unpacking", "ended", "index", "observation", "request_id"),
     )
 
     heir = None
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        request: GenerateRequest,
-        asked: Mapping[str, Any],
-        *,
-        deserialize: bool,
-        tell_end: Callable[[int], None],
-    ) -> None:
-        self._exchange = exchange
+    def __init__(self, terms: Terms, request: GenerateRequest, asked: Mapping[str, Any]) -> None:
+        self._terms = terms
         self._request = request
         self._asked = asked
-        self._deserialize = deserialize
-        self._tell_end = tell_end
-        self.index = self.request_id = -1
         self.ended = False
         self.observation: Observation | None = None
-        self._began_at = self._ended_at = 0.0
-        self._body: Frame = b""
-        self._error: Exception | None = None
-        self._unpacking: Unpacking | None = None  # of a large reply
 
     def begin(self, index: int, request_id: int) -> None:
         """It was handed over just now."""
         self.index, self.request_id = index, request_id
-        self._began_at = self._exchange.now()
+        self._began_at = self._terms.exchange.now()
 
     # The inbox: called by the receiving task
 
@@ -83,38 +83,38 @@ class Member(Generic[ResultT]):
 
     def final(self, body: Frame) -> None:
         """The final reply came."""
-        self._body = body
         if self.observation is not None:
             self.observation.final()
-        self._end()
+        self._end(body)
 
     def malformed(self, error: MalformedMessage) -> None:
         """A reply came that makes no sense."""
         if error.is_final:
-            self._exchange.recount_as_failed()
+            self._terms.exchange.recount_as_failed()
         broken = RemoteProtocolError(str(error))
         if self.observation is not None:
             self.observation.failed(broken, 0, aborted=False)
-        self._end(broken)
+        self._end(error=broken)
 
     def lost(self, reason: str) -> None:
         """The connection is gone."""
         error = connection_lost(reason)
         if self.observation is not None:
             self.observation.lost(error, 0, aborted=False)
-        self._end(error)
+        self._end(error=error)
 
     def closed(self) -> None:
         """The client was closed."""
         if self.observation is not None:
             self.observation.left(0, aborted=False)
-        self._end(client_closed())
+        self._end(error=client_closed())
 
-    def _end(self, error: Exception | None = None) -> None:
-        self._error = error
+    def _end(self, body: Frame = b"", error: Exception | None = None) -> None:
+        self._body, self._error = body, error
+        self._unpacking: Unpacking | None = None  # of a large reply
+        self._ended_at = self._terms.exchange.now()
         self.ended = True
-        self._ended_at = self._exchange.now()
-        self._tell_end(self.index)
+        self._terms.tell_end(self.index)
 
     # Called by the task that receives the outcome
 
@@ -129,18 +129,18 @@ class Member(Generic[ResultT]):
 
     def _in_pieces(self) -> Unpacking:
         if self._unpacking is None:
-            self._unpacking = Unpacking(self._body, lazily=self._deserialize)
+            self._unpacking = Unpacking(self._body, lazily=self._terms.deserialize)
         return self._unpacking
 
     def outcome(self) -> Outcome[ResultT]:
         """What became of it, decoded here and now, and counted."""
         try:
-            return Outcome(self.index, self._request, completion=self._completion())
+            return Outcome(self.index, self._request, completion=self._result())
         except Exception as error:  # noqa: BLE001 - is the outcome
             plain = error.with_traceback(None)  # which would keep the reply for as long
             return Outcome(self.index, self._request, error=plain)
 
-    def _completion(self) -> ResultT:
+    def _result(self) -> Any:
         if self._error is not None:
             raise self._error
         known = Known(
@@ -150,17 +150,21 @@ class Member(Generic[ResultT]):
             asked=self._asked,
             aborted=False,
         )
-        arrived = Assembler(deserialize=self._deserialize)
+        exchange, observation = self._terms.exchange, self.observation
         try:
-            fields = self._unpacked()
-            completion: ResultT = conclude(self._exchange, arrived, fields, known, self.observation)
+            result = result_at_once(self._unpacked(), known, deserialize=self._terms.deserialize)
+        except RequestFailed as error:
+            note_failed(exchange, error, observation, aborted=False)
+            raise
         except MalformedMessage as error:
-            self._exchange.fail(self.request_id, error, finished=True, heir=None)
+            exchange.fail(self.request_id, error, finished=True, heir=None)
             broken = RemoteProtocolError(str(error))
-            if self.observation is not None:
-                self.observation.failed(broken, 0, aborted=False)
+            if observation is not None:
+                observation.failed(broken, 0, aborted=False)
             raise broken from None
-        return completion
+        if observation is not None:
+            observation.decoded(result, aborted=False)
+        return result
 
     def _unpacked(self) -> dict[str, Any]:
         if self.size < HEAVY_BODY:

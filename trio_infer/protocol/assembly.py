@@ -26,7 +26,7 @@ from .structuring import floats, ints, structure, top_n
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Assembler"]
+__all__ = ["Assembler", "result_at_once"]
 
 
 _LOG_PROBS: Final = {"new_log_probs": floats, "new_top_n_logprobs": top_n}
@@ -99,6 +99,15 @@ class Assembler:
     def finish_fields(self, fields: dict[str, Any], known: Known) -> Any:
         """As `finish`, of a body that is unpacked already."""
         whole = _whole(fields, known, deserialize=self.deserialize)
+        self.take_rest(whole)
+        return _result(whole, fields, known)
+
+    def take_rest(self, whole: Completion | Generated) -> None:
+        """Takes in what the partial results have left out.
+
+        Raises:
+            MalformedMessage: it contradicts them.
+        """
         seen, tokens = len(self.tokens), whole.generated_tokens
         if seen and tokens[:seen] != self.tokens:
             msg = "a final reply whose tokens contradict the partial results before it"
@@ -111,7 +120,6 @@ class Assembler:
             self._log_probs += whole.generated_log_probs[seen:]
         if whole.generated_top_n_logprobs:
             self._top_n += whole.generated_top_n_logprobs[seen:]
-        return _result(whole, fields, known)
 
     def _check(self, count: int, log_probs: list[float], top_n: list[dict[str, float]]) -> None:
         """Log probs come for each of ``count`` tokens or for none, as they did before."""
@@ -167,6 +175,14 @@ class Assembler:
             (self._top_n[start:] or None) if self._top_n else None,
             text,
         )
+
+
+def result_at_once(fields: dict[str, Any], known: Known, *, deserialize: bool) -> Any:
+    """As `Assembler.finish_fields`, of a request of which nothing has arrived before."""
+    whole = _whole(fields, known, deserialize=deserialize)
+    if whole.generated_log_probs or whole.generated_top_n_logprobs:
+        Assembler().take_rest(whole)
+    return _result(whole, fields, known)
 
 
 def _whole(fields: Mapping[str, Any], known: Known, *, deserialize: bool) -> Completion | Generated:

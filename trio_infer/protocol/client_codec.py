@@ -61,6 +61,10 @@ class Submission:
     fields: list[bytes]
     bodies: list[bytes]
 
+    def frames(self, request_id: int) -> Frames:
+        """The request's message, under an id."""
+        return [b"".join((self.opening, pack(request_id), *self.fields)), *self.bodies]
+
 
 @functools.cache
 def _plan(dialect: Dialect, kind: Kind) -> tuple[bytes, tuple[str, ...], tuple[str, ...]]:
@@ -116,11 +120,6 @@ class ClientCodec:
             part = get(name, _NOTHING)
             frames.append(part if isinstance(part, bytes) else b"".join(part))
         return Submission(opening, fields, frames)
-
-    def submit(self, request_id: int, submission: Submission) -> Frames:
-        """A request under an id."""
-        first = b"".join((submission.opening, pack(request_id), *submission.fields))
-        return [first, *submission.bodies]
 
     def abort(self, request_id: int) -> Frames:
         """The end of a request, before its time."""

@@ -19,13 +19,12 @@ from .client_codec import ClientCodec, Submission
 from .dialect import Kind
 from .hashing import PrefixHashing
 from .media import Media, check_media
-from .packing import pack
+from .packing import Frames, pack
 from .prompt import coerce_ints, coerce_prompt
 from .sampling import sampling_fields
 
 if TYPE_CHECKING:
     from ..models import Prompt, SupportsSerialize
-    from .packing import Frames
 
 __all__ = ["Preparation", "Prepared"]
 
@@ -46,23 +45,29 @@ class Prepared:
     Attributes:
         asked: the sampling parameters that it carries.
         prompt_length: how many tokens its prompt has; None for text.
+        frames: makes its message, under an id.
+        is_heavy: whether that takes so long that it should be done in another thread.
     """
 
     asked: Mapping[str, Any]
     prompt_length: int | None
-    _codec: ClientCodec
-    _laid_out: Submission | Callable[[], Submission]
+    frames: Callable[[int], Frames]
+    is_heavy: bool = False
 
-    @property
-    def is_heavy(self) -> bool:
-        """Whether `frames` takes so long that it should be called in another thread."""
-        return not isinstance(self._laid_out, Submission)
 
-    def frames(self, request_id: int) -> Frames:
-        """The request's message, under an id."""
-        laid_out = self._laid_out
-        submission = laid_out if isinstance(laid_out, Submission) else laid_out()
-        return self._codec.submit(request_id, submission)
+def _prepared(
+    asked: Mapping[str, Any],
+    prompt: str | list[int],
+    lay_out: Callable[[], Submission],
+    media: Media | None = None,
+) -> Prepared:
+    """A request that is laid out now, if that is soon done."""
+    length = None if isinstance(prompt, str) else len(prompt)
+    if _is_heavy(prompt, media):
+        return Prepared(
+            asked, length, lambda request_id: lay_out().frames(request_id), is_heavy=True
+        )
+    return Prepared(asked, length, lay_out().frames)
 
 
 @attrs.define(eq=False)
@@ -70,10 +75,12 @@ class _Asked:
     """Sampling parameters, what is sent of them, and that packed, once somebody has packed it.
 
     Attributes:
+        given: the parameters, as the caller gave them.
+        fields: what is sent of them.
         plain: a request with them, and a placeholder for its prompt, once one was laid out.
     """
 
-    params: SamplingParams
+    given: object
     fields: Mapping[str, Any]
     plain: Submission | None = None
     _packed: bytes = b""
@@ -120,11 +127,7 @@ class Preparation:
             TypeError, ValueError: for a wrong argument.
             UnsupportedByDialect: for what the dialect has no words for.
         """
-        params = to_sampling_params(sampling_params)
-        if params.do_kv_handoff:
-            msg = "do_kv_handoff is for prefill() to set: leave it out"
-            raise ValueError(msg)
-        asked = self._asked(params, streaming=streaming)
+        asked = self._asked(sampling_params, streaming=streaming)
         if kv_handoff is None:
             return self._ordinary(prompt, asked, multi_modal_data, offload_params)
         if not isinstance(kv_handoff, KVHandoff):
@@ -135,12 +138,20 @@ class Preparation:
             raise ValueError(msg)
         return self._going_on(prompt, asked, kv_handoff)
 
-    def _asked(self, params: SamplingParams, *, streaming: bool) -> _Asked:
+    def _asked(
+        self, given: SamplingParams | SupportsSerialize | None, *, streaming: bool
+    ) -> _Asked:
         """The parameters to send. Many requests share one object, so the last one is remembered."""
         asked = self._asked_last.get(streaming)
-        if asked is None or asked.params is not params:
-            fields = sampling_fields(params, self.codec.dialect, streaming=streaming)
-            asked = self._asked_last[streaming] = _Asked(params, fields)
+        if asked is not None and asked.given is given:
+            return asked
+        params = to_sampling_params(given)
+        if params.do_kv_handoff:
+            msg = "do_kv_handoff is for prefill() to set: leave it out"
+            raise ValueError(msg)
+        asked = _Asked(given, sampling_fields(params, self.codec.dialect, streaming=streaming))
+        if given is params or given is None:  # else it may change
+            self._asked_last[streaming] = asked
         return asked
 
     def prepare_prefill(
@@ -168,8 +179,8 @@ class Preparation:
         self,
         prompt: Prompt,
         asked: _Asked,
-        multi_modal_data: Mapping[str, Any] | None,
-        offload_params: object,
+        multi_modal_data: Mapping[str, Any] | None = None,
+        offload_params: object = None,
     ) -> Prepared:
         dialect = self.codec.dialect
         media = None if multi_modal_data is None else check_media(multi_modal_data, dialect)
@@ -181,14 +192,8 @@ class Preparation:
             else thaw(freeze(offload_params, "offload_params", finite=False))
         )
         coerced = coerce_prompt(prompt)
-        return Prepared(
-            asked.fields,
-            None if isinstance(coerced, str) else len(coerced),
-            self.codec,
-            partial(self._lay_out, coerced, asked, media, offload)
-            if _is_heavy(coerced, media)
-            else self._lay_out(coerced, asked, media, offload),
-        )
+        lay_out = partial(self._lay_out, coerced, asked, media, offload)
+        return _prepared(asked.fields, coerced, lay_out, media)
 
     def _lay_out(
         self,
@@ -254,12 +259,7 @@ class Preparation:
             packed = {name: pack(part) for name, part in parts.items()}
             return self.codec.lay_out(Kind.SUBMIT_REQUEST_WITH_KV, packed)
 
-        return Prepared(
-            asked.fields,
-            len(ids),
-            self.codec,
-            lay_out if _is_heavy(ids, None) else lay_out(),
-        )
+        return _prepared(asked.fields, ids, lay_out)
 
 
 def _is_heavy(prompt: str | list[int], media: Media | None) -> bool:

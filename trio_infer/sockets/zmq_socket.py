@@ -8,7 +8,7 @@ otherwise sleep on an edge that has gone. The reader drains before it waits for 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import trio
 import zmq
@@ -81,7 +81,9 @@ class ZmqSocket(Draining):
             self._zmq.close(0)
             raise
         # What zmq.Socket adds to these two costs more than they do.
-        self._send_frame = super(zmq.Socket, self._zmq).send
+        self._send_frame = cast(
+            "Callable[[Frame, int, bool], object]", super(zmq.Socket, self._zmq).send
+        )
         self._receive_frame = super(zmq.Socket, self._zmq).recv
         self._fd = int(self._zmq.get(zmq.FD))
         self._monitor: zmq.Socket[bytes] | None = None
@@ -134,14 +136,11 @@ class ZmqSocket(Draining):
             RuntimeError: in another thread or process than the socket's own.
         """
         self._check()
-        send_frame, last = self._send_frame, len(frames) - 1
+        send_frame, last = self._send_frame, frames[-1]
         try:
-            for index, frame in enumerate(frames):
-                flags = NOBLOCK if index == last else MORE
-                if len(frame) < COPY_SENT_BELOW:
-                    send_frame(frame, flags)
-                else:
-                    send_frame(frame, flags, copy=False)
+            for frame in frames[:-1]:
+                send_frame(frame, MORE, len(frame) < COPY_SENT_BELOW)
+            send_frame(last, NOBLOCK, len(last) < COPY_SENT_BELOW)
         except zmq.Again:
             raise NotConnected from None
         except zmq.ZMQError as error:
