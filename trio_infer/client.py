@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any, Generic
 import trio
 
 from .engines import EngineControl
+from .generation import generate
 from .groups import RequestGroup
 from .handoff import Heir, Prefill
 from .models.result import ResultT
 from .models.scalars import UINT64_MAX, to_int, to_limit
 from .protocol.detokenizing import check_tokenizer
 from .protocol.dialect import Kind
+from .reply import Terms
 from .request import Request
 from .streams import CompletionStream
 
@@ -68,6 +70,7 @@ class InferenceClient(trio.abc.AsyncResource, Generic[ResultT]):
         self.tokenizer = tokenizer
         self._lifetime = lifetime
         self._exchange = lifetime.exchange
+        self._terms = Terms(lifetime.exchange, deserialize)
         self.engines = EngineControl(self._exchange, close_timeout=lifetime.close_timeout)
 
     def __repr__(self) -> str:
@@ -114,14 +117,17 @@ class InferenceClient(trio.abc.AsyncResource, Generic[ResultT]):
             RemoteProtocolError: the reply makes no sense.
             trio.ClosedResourceError: the client is closed.
         """
-        prepared = self._preparation.prepare(
-            prompt,
-            sampling_params,
-            multi_modal_data=multi_modal_data,
-            offload_params=offload_params,
-            kv_handoff=kv_handoff,
+        result: ResultT = await generate(
+            self._terms,
+            self._preparation.prepare(
+                prompt,
+                sampling_params,
+                multi_modal_data=multi_modal_data,
+                offload_params=offload_params,
+                kv_handoff=kv_handoff,
+            ),
         )
-        return await self._make_request(prepared).run()
+        return result
 
     def stream(
         self,
@@ -228,9 +234,8 @@ class InferenceClient(trio.abc.AsyncResource, Generic[ResultT]):
             TypeError, ValueError: for a wrong argument.
         """
         return RequestGroup(
-            self._exchange,
+            self._terms,
             self._preparation,
-            deserialize=self.deserialize,
             max_concurrency=to_limit(max_concurrency, "max_concurrency"),
         )
 

@@ -12,26 +12,27 @@ from there; and who cannot wait, such as `CompletionStream.completion`, does the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias
 
 import attrs
 import trio
 
-from .errors import ConnectionLost, RemoteProtocolError, RequestFailed
+from .endings import client_closed, connection_lost, note_failed
+from .errors import RemoteProtocolError, RequestFailed
 from .models import Completion
 from .models.result import ResultT
 from .protocol.assembly import Assembler
 from .protocol.conversion import Known, request_failed
 from .protocol.packing import Frame, MalformedMessage, unpack_map
-from .protocol.unpacking import HEAVY_BODY, unpack_map_in_pieces
+from .protocol.unpacking import HEAVY_BODY, Unpacking
 from .wakeup import Wakeup
 
 if TYPE_CHECKING:
     from .exchange import Exchange, Inbox
     from .instruments import Observation
 
-__all__ = ["CLOSED", "Reception", "client_closed", "connection_lost", "note_failed"]
+__all__ = ["CLOSED", "Reception"]
 
 CLOSED: Final = "the stream is closed; what had arrived is in its tokens and completion"
 
@@ -65,40 +66,6 @@ _Arrival: TypeAlias = Frame | _Final | _Broken
 
 def _not_ended(_: list[int]) -> Exception:
     return trio.WouldBlock()
-
-
-def connection_lost(reason: str, tokens: Sequence[int] = ()) -> ConnectionLost:
-    """What a request ends with whose connection is gone."""
-    message = f"the connection was lost with the request in flight: {reason}"
-    return ConnectionLost(message, tokens=tokens)
-
-
-def client_closed() -> trio.ClosedResourceError:
-    """What a request ends with whose client was closed."""
-    return trio.ClosedResourceError("the client was closed")
-
-
-def note_failed(
-    exchange: Exchange, error: RequestFailed, observation: Observation | None, *, aborted: bool
-) -> None:
-    """The engine gave up on a request, as its final reply says: counts and tells it.
-
-    Args:
-        exchange: where it ran.
-        error: what it ends in.
-        observation: what instruments are told of it, if there are any.
-        aborted: whether it was aborted before that reply came.
-    """
-    if not aborted:
-        exchange.recount_as_failed()
-    if observation is not None:
-        observation.failed(
-            error,
-            error.completion.generated_length,
-            aborted=aborted,
-            prompt_length=error.completion.prompt_length,
-            finish_reason="error",
-        )
 
 
 class Reception(Generic[ResultT]):
@@ -154,7 +121,7 @@ class Reception(Generic[ResultT]):
         self._wakeup = Wakeup()
         self._undecoded: list[_Arrival] = []
         self._decoding: list[_Arrival] = []  # the next one last
-        self._unpacking: Iterator[dict[str, Any] | None] | None = None  # the body of that one
+        self._unpacking: Unpacking | None = None  # the body of that one
         self._closed = False
         self._unread_bytes = 0
         self._final_came = False
@@ -393,10 +360,10 @@ class Reception(Generic[ResultT]):
         if len(body) < HEAVY_BODY:
             return unpack_map(body)
         if self._unpacking is None:
-            self._unpacking = unpack_map_in_pieces(body, lazily=self.arrived.deserialize)
-        fields = next(self._unpacking)
-        if fields is not None:
-            self._unpacking = None
+            self._unpacking = Unpacking(body, lazily=self.arrived.deserialize)
+        if self._unpacking.go_on():
+            return None
+        fields, self._unpacking = self._unpacking.fields(), None
         return fields
 
     def _decode_final(self, final: _Final, fields: dict[str, Any]) -> None:

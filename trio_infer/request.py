@@ -127,12 +127,3 @@ class Request(Generic[ResultT]):
             self._exchange.finish_early(reception.request_id)
             reception.note_abort()
         return await self.result()
-
-    @trio.lowlevel.enable_ki_protection
-    async def run(self) -> ResultT:
-        """Its whole life: handing over, the result, and the end, whatever happens."""
-        await self.hand_over(self.claim())
-        try:
-            return await self.result()
-        finally:
-            self.close()

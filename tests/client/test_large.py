@@ -15,13 +15,8 @@ import zmq
 
 from tests.large.bodies import TOP_K, large_reply
 from tests.waiting import until
-from trio_infer import (
-    Completion,
-    InferenceClient,
-    RemoteProtocolError,
-    open_client,
-    reception,
-)
+from trio_infer import Completion, InferenceClient, RemoteProtocolError, open_client
+from trio_infer.protocol import unpacking
 from trio_infer.protocol.client_codec import Submission
 from trio_infer.protocol.dialect import Kind
 from trio_infer.protocol.unpacking import HEAVY_BODY, unpack_map_in_pieces
@@ -58,12 +53,12 @@ class Decoding:
         self.begun: list[weakref.ref[Iterator[Any]]] = []
         self.pieces = 0
         self.meanwhile: dict[int, Callable[[], object]] = {}
-        monkeypatch.setattr(reception, "unpack_map_in_pieces", self._begin)
+        monkeypatch.setattr(unpacking, "unpack_map_in_pieces", self._begin)
 
     def _begin(self, body: Any, *, lazily: bool) -> Iterator[Any]:
-        unpacking = self._watched(body, lazily=lazily)
-        self.begun.append(weakref.ref(unpacking))
-        return unpacking
+        begun = self._watched(body, lazily=lazily)
+        self.begun.append(weakref.ref(begun))
+        return begun
 
     def _watched(self, body: Any, *, lazily: bool) -> Iterator[Any]:
         for fields in unpack_map_in_pieces(body, lazily=lazily):
@@ -113,7 +108,7 @@ async def test_other_requests_are_served_while_a_large_reply_is_decoded(
             yield None
         yield from unpack_map_in_pieces(body, lazily=lazily)
 
-    monkeypatch.setattr(reception, "unpack_map_in_pieces", unpack_slowly)
+    monkeypatch.setattr(unpacking, "unpack_map_in_pieces", unpack_slowly)
 
     async def generate(prompt: str) -> None:
         await client.generate(prompt)

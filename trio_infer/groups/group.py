@@ -22,20 +22,20 @@ from typing import TYPE_CHECKING, Final, Generic, Self
 import trio
 
 from ..admission import Admission
+from ..endings import client_closed
 from ..errors import LocalProtocolError
 from ..models import GenerateRequest, Outcome
 from ..models.result import ResultT
 from ..models.scalars import to_int
-from ..reception import client_closed
-from .member import Member, Terms
+from .member import Member
 from .outcomes import Outcomes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
 
-    from ..exchange import Exchange
     from ..protocol.preparation import Preparation, Prepared
+    from ..reply import Terms
 
 __all__ = ["RequestGroup", "check_request"]
 
@@ -66,16 +66,15 @@ class RequestGroup(Generic[ResultT]):
 
     def __init__(
         self,
-        exchange: Exchange,
+        terms: Terms,
         preparation: Preparation,
         *,
-        deserialize: bool,
         max_concurrency: int | None,
     ) -> None:
         self.outcomes: trio.abc.ReceiveChannel[Outcome[ResultT]]
         self.outcomes = self._outcomes = Outcomes(self)
-        self._terms = Terms(exchange, deserialize, self._outcomes.put)
-        self._exchange = exchange
+        self._terms = terms
+        self._exchange = terms.exchange
         self._preparation = preparation
         self._members: dict[int, Member[ResultT]] = {}
         self._admission = Admission(max_concurrency, self._members.__len__)
@@ -214,7 +213,7 @@ class RequestGroup(Generic[ResultT]):
         )
 
     def _begin_now(self, request: GenerateRequest, prepared: Prepared) -> int:
-        member: Member[ResultT] = Member(self._terms, request, prepared.asked)
+        member: Member[ResultT] = Member(self._terms, prepared.asked, request, self._outcomes.put)
         if not self._admission.is_limited:
             return self._add(member, self._exchange.hand_over_nowait(prepared, member))
         self._admission.enter_nowait()
@@ -226,14 +225,16 @@ class RequestGroup(Generic[ResultT]):
     async def _begin(self, request: GenerateRequest, prepared: Prepared) -> int:
         await self._admission.enter()
         try:
-            member: Member[ResultT] = Member(self._terms, request, prepared.asked)
+            member: Member[ResultT] = Member(
+                self._terms, prepared.asked, request, self._outcomes.put
+            )
             return self._add(member, await self._exchange.hand_over(prepared, member))
         finally:
             self._admission.leave()
 
     def _add(self, member: Member[ResultT], request_id: int) -> int:
-        index = self._next_index
-        member.begin(index, request_id)
+        index = member.index = self._next_index
+        member.begin(request_id)
         self._members[index] = member
         self._next_index += 1
         self._began = True
@@ -274,8 +275,7 @@ class RequestGroup(Generic[ResultT]):
                 self._outcomes.note_unwanted()
             else:
                 self._exchange.abandon(member.request_id)
-            if member.observation is not None:
-                member.observation.left(0, aborted=False)
+            member.note_left()
         self._admission.admit()
         self._tell_end()
 
