@@ -64,6 +64,11 @@ class _Broken:
 _Arrival: TypeAlias = Frame | _Final | _Broken
 
 
+def _size(arrival: _Arrival) -> int:
+    """What it counts for, among what nobody has read."""
+    return 0 if isinstance(arrival, _Final | _Broken) else len(arrival) + BYTES_BESIDE
+
+
 def _not_ended(_: list[int]) -> Exception:
     return trio.WouldBlock()
 
@@ -320,25 +325,26 @@ class Reception(Generic[ResultT]):
     @trio.lowlevel.enable_ki_protection
     def _decode_some(self) -> bool:
         """Decodes some of what was taken up; returns whether there is more of it."""
-        arrivals, unread_bytes = self._decoding, self._unread_bytes
-        for _ in range(DECODED_AT_ONCE):
-            if not arrivals:
-                return False
-            if unread_bytes - self._unread_bytes >= HEAVY_BODY:
-                break
-            arrival = arrivals[-1]
-            try:
+        arrivals, add_partial, size = self._decoding, self.arrived.add_partial, 0
+        try:
+            for _ in range(min(len(arrivals), DECODED_AT_ONCE)):
+                arrival = arrivals[-1]
                 if type(arrival) is bytes and len(arrival) < HEAVY_BODY:  # by far the most
-                    self.arrived.add_partial(arrival)
-                    self._unread_bytes -= len(arrival) + BYTES_BESIDE
-                elif not self._decode_one(arrival):
-                    return True
+                    add_partial(arrival)
+                    size += len(arrival) + BYTES_BESIDE
+                elif self._decode_one(arrival):
+                    size += _size(arrival)
+                else:
+                    break
                 arrivals.pop()
-            except MalformedMessage as error:
-                self._fail(error)
-            if self._make_error is not _not_ended:
-                arrivals.clear()
-        return True
+                if size >= HEAVY_BODY:
+                    break
+        except MalformedMessage as error:
+            self._fail(error)
+        self._unread_bytes -= size
+        if self._make_error is not _not_ended:
+            arrivals.clear()
+        return bool(arrivals)
 
     def _decode_one(self, arrival: _Arrival) -> bool:
         """Returns whether it is done with, and not just a piece of it."""
@@ -352,7 +358,6 @@ class Reception(Generic[ResultT]):
             self._decode_final(arrival, fields)
         else:
             self.arrived.add_partial_fields(fields)
-            self._unread_bytes -= len(arrival) + BYTES_BESIDE
         return True
 
     def _unpacked(self, body: Frame) -> dict[str, Any] | None:

@@ -57,6 +57,8 @@ LASTED_SECONDS: Final = 2.0
 RETRY_SECONDS: Final = 0.3
 """How long ZeroMQ may take to say that it would try again: microseconds, by its own thread."""
 
+_ACK: Final = Kind.CONNECT_ACK
+
 CLOSED: Final = "the client is closed"
 NO_ANSWER: Final = "no answer"
 NO_ACK: Final = "no answer to CONNECT"
@@ -159,7 +161,7 @@ class _Connection:
         except MalformedMessage as error:
             self.listener.on_malformed(error)
             return
-        if message.kind is Kind.CONNECT_ACK and self.state is _State.GREETED:
+        if message[0] is _ACK and self.state is _State.GREETED:
             self.up_since = trio.current_time()
             self.move(_State.UP)
             self.came_up()

@@ -21,7 +21,7 @@ from .conversion import (
 )
 from .detokenizing import Detokenizer
 from .packing import Frame, MalformedMessage, unpack_map
-from .structuring import floats, ints, structure, top_n
+from .structuring import Wanted, floats, ints, structure, top_n
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,9 +29,14 @@ if TYPE_CHECKING:
 __all__ = ["Assembler", "result_at_once"]
 
 
-_LOG_PROBS: Final = {"new_log_probs": floats, "new_top_n_logprobs": top_n}
-_PARTIAL_RESULT: Final = {"new_tokens": ints, **_LOG_PROBS}
+_PARTIAL_RESULT: Final[Mapping[str, Wanted]] = {
+    "new_tokens": ints,
+    "new_log_probs": floats,
+    "new_top_n_logprobs": top_n,
+}
 """The fields of a partial result that a delta is made of."""
+
+_LOG_PROBS: Final = frozenset(_PARTIAL_RESULT) - {"new_tokens"}
 
 
 @attrs.define(eq=False)
@@ -66,7 +71,7 @@ class Assembler:
         if tokens is None:
             msg = "a partial result without new_tokens"
             raise MalformedMessage(msg)
-        if not (fields.keys() & _LOG_PROBS.keys() or self._log_probs or self._top_n):
+        if _LOG_PROBS.isdisjoint(fields) and not (self._log_probs or self._top_n):
             self.tokens += ints(tokens)  # by far the most bring no more
             return
         partial, _ = structure(fields, _PARTIAL_RESULT)

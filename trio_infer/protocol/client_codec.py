@@ -47,6 +47,9 @@ class ServerMessage(NamedTuple):
     body: Frame = b""
 
 
+_message: Final = tuple.__new__  # in half the time that the class takes
+
+
 @attrs.define  # which is made faster than a frozen one
 class Submission:
     """A request packed but for its id.
@@ -90,9 +93,10 @@ class ClientCodec:
 
     @_final_opening.default
     def _opening_of_finals(self) -> bytes:
-        """How the metadata of a final reply begins, before the id."""
+        """How the metadata of a final reply begins, before the id; empty where there is none."""
         number = self.dialect.number(_FINAL)
-        return bytes((0x92, number)) if number < 0x80 else b""  # noqa: PLR2004 - MessagePack's
+        is_usual = self.dialect.is_multipart and number < 0x80  # noqa: PLR2004 - MessagePack's
+        return bytes((0x92, number)) if is_usual else b""
 
     def connect(self) -> Frames:
         """The first message of every connection."""
@@ -145,14 +149,14 @@ class ClientCodec:
             MalformedMessage: with the id of the request if there is one that it can be laid at the
                 door of.
         """
+        if len(frames) == _PAIR and type(frames[0]) is bytes:
+            usual = self._usual_reply(frames[0], frames[1])
+            if usual is not None:
+                return usual
         if not frames:
             msg = "a message without frames"
             raise MalformedMessage(msg)
         dialect = self.dialect
-        if dialect.is_multipart and len(frames) == _PAIR and isinstance(frames[0], bytes):
-            usual = self._usual_reply(frames[0], frames[1])
-            if usual is not None:
-                return usual
         read_head = _metadata_head if dialect.is_multipart else _inner_head
         kind, length, first, end = read_head(dialect, frames[0])
         is_reply = kind is _FINAL or kind is _PARTIAL
@@ -177,11 +181,11 @@ class ClientCodec:
         """What by far the most messages are, read in fewer steps; None if it is anything else."""
         request_id = self._partial_heads.get(frame)
         if request_id is not None:
-            return ServerMessage(_PARTIAL, request_id, body)
+            return _message(ServerMessage, (_PARTIAL, request_id, body))
         if self._final_opening and frame.startswith(self._final_opening):
             value = unpack(frame[len(self._final_opening) :])
             if is_id(value):
-                return ServerMessage(_FINAL, value, body)
+                return _message(ServerMessage, (_FINAL, value, body))
         return None
 
     def _remember(self, frame: bytes, request_id: int) -> None:

@@ -98,6 +98,8 @@ def unpack(data: Frame) -> Any:
     """
     size = len(data)
     try:
+        if size <= MAX_NESTING:
+            return msgpack.unpackb(data)
         if size > WALKED_BYTES:
             _walk(data)
         if size <= MAX_CONTAINERS:
@@ -110,9 +112,7 @@ def unpack(data: Frame) -> Any:
         raise no_messagepack(error) from None
     # Each level takes a byte at least that begins a list or a map. Most replies have not so many;
     # in large ones, the numbers do.
-    if size > MAX_NESTING and (
-        size > WALKED_BYTES or size - len(bytes(data).translate(None, _BEGINNINGS)) > MAX_NESTING
-    ):
+    if size > WALKED_BYTES or size - len(bytes(data).translate(None, _BEGINNINGS)) > MAX_NESTING:
         check_nesting(value)
     return value
 
