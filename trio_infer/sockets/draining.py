@@ -29,6 +29,9 @@ twice as long.
 class Draining(ABC):
     """The receiving half of a socket, for one task that reads it, and what it needs for that."""
 
+    _now: Callable[[], float] = staticmethod(time.perf_counter)
+    """Seconds of whatever clock the budget is counted by."""
+
     def __init__(self) -> None:
         self._home = Home()
         self._closed = False
@@ -86,10 +89,6 @@ class Draining(ABC):
             return False
         finally:
             self._draining = False
-
-    def _now(self) -> float:
-        """Seconds of whatever clock the budget is counted by."""
-        return time.perf_counter()
 
     def _check(self) -> None:
         if self._closed:

@@ -167,8 +167,9 @@ class ZmqSocket(Draining):
         if self._has_rest:
             self._skip_rest()
             return []
+        receive_frame = self._receive_frame
         try:
-            frame = self._receive_frame(NOBLOCK, copy=False)
+            frame = receive_frame(NOBLOCK, copy=False)
         except zmq.Again:
             return None
         frames: Frames = []
@@ -179,7 +180,7 @@ class ZmqSocket(Draining):
             if len(frames) == MAX_FRAMES:
                 self._has_rest = True
                 return frames
-            frame = self._receive_frame(NOBLOCK, copy=False)
+            frame = receive_frame(NOBLOCK, copy=False)
 
     def _skip_rest(self) -> None:
         """Throws away frames of a message that had too many."""
