@@ -353,7 +353,7 @@ class Exchange:
     def note_malformed(self, error: MalformedMessage) -> None:
         """Counts what makes no sense, and logs it at a bounded rate."""
         self._malformed += 1
-        self._complaints.warn("malformed message: %s", error)
+        self._complaints.warn("malformed message: %s", str(error))  # which holds no frames
 
     def on_up(self) -> None:
         """Sends what is owed, before any request."""

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING, Any
 
+import msgpack
 import pytest
 import trio
 
+from tests.waiting import until
 from trio_infer import (
     ConnectionLost,
     InferenceClient,
+    InferenceError,
     RequestFailed,
     SamplingParams,
     TokenDelta,
     open_client,
 )
 from trio_infer.embedded import open_coordinator
+from trio_infer.reply import Reply
 
 if TYPE_CHECKING:
     from tests.peers import ScriptedCoordinator
@@ -203,3 +208,50 @@ async def test_a_failed_request_raises_with_the_engines_reasons(
             await stream.receive()
     statistics = client.statistics()
     assert (statistics.failed, statistics.completed, statistics.malformed) == (1, 0, 0)
+
+
+async def test_partial_results_that_nobody_asked_for_change_no_completion(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    completions = []
+
+    async def generate() -> None:
+        completions.append(await client.generate("hi"))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(generate)
+        request = await coordinator.submission()
+        coordinator.partial(request, [5, 6])
+        coordinator.reply(request, [1, 2])
+    assert completions[0].generated_tokens == [1, 2]
+
+
+@pytest.mark.parametrize("ending", ["failed", "malformed", "unreadable", "lost", "closed"])
+async def test_thousands_of_generations_that_end_badly_leave_nothing_to_be_collected(
+    coordinator: ScriptedCoordinator, ending: str
+) -> None:
+    async def generate(client: InferenceClient) -> None:
+        with pytest.raises((InferenceError, trio.ClosedResourceError)):
+            await client.generate("hi")
+
+    async with trio.open_nursery() as nursery, open_client(coordinator.address) as client:
+        nursery.start_soon(generate, client)
+        request = await coordinator.submission()
+        gc.collect()
+        gc.disable()
+        try:
+            if ending == "failed":
+                coordinator.reply(request, [], status="FAILED")
+            elif ending == "unreadable":
+                coordinator.send(request.client, [msgpack.packb([21, 0]), b"\xc1"])
+            elif ending == "malformed":
+                coordinator.send(request.client, [msgpack.packb([21, 0, 0]), b"\xc0"])
+            elif ending == "lost":
+                coordinator.close()
+            else:
+                nursery.start_soon(client.aclose)
+            await until(lambda: len(nursery.child_tasks) == 0)
+            alive = [thing for thing in gc.get_objects() if isinstance(thing, Reply)]
+            assert alive == []
+        finally:
+            gc.enable()

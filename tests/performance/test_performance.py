@@ -21,16 +21,16 @@ ROOT = Path(__file__).parent.parent.parent
 
 KEPT = {
     "a request of a group": (5, 2.2),
-    "a task that generates": (38.5, 29),
+    "a task that generates": (22, 15.5),
     "a task that reads a stream": (36.5, 29),
     "a token that nobody has read": (1.2, 0.2),
 }
 INSTRUCTIONS = {
-    "a request of a group": 3300,
-    "a task that generates": 4500,
-    "a cancellation": 2200,
-    "a token on its own": 1650,
-    "a token of ten at once": 760,
+    "a request of a group": 2850,
+    "a task that generates": 3480,
+    "a cancellation": 2000,
+    "a token on its own": 1630,
+    "a token of ten at once": 715,
 }
 
 
