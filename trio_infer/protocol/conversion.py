@@ -48,7 +48,8 @@ GENERATED: Final[Mapping[str, Wanted]] = {
 }
 """The fields of a finished request that deltas are made of."""
 
-_PER_TOKEN: Final = ("generated_log_probs", "generated_top_n_logprobs")
+_LOG_PROBS: Final = "generated_log_probs"
+_TOP_N: Final = "generated_top_n_logprobs"
 _HANDOFF: Final = "disaggregated_params"
 
 FINISHED_REQUEST: Final[Mapping[str, Wanted]] = {
@@ -121,10 +122,12 @@ def _structure(
     if known.get("status") is None:
         msg = "a finished request without a status"
         raise MalformedMessage(msg)
-    for name in _PER_TOKEN:
-        values = known.get(name)
-        if values:  # of a stop word that it took off again, the engine leaves some behind
-            known[name] = values[: len(known.get("generated_tokens") or ())]
+    if known.get(_LOG_PROBS) or known.get(_TOP_N):
+        count = len(known.get("generated_tokens") or ())
+        for name in (_LOG_PROBS, _TOP_N):
+            values = known.get(name)
+            if values:  # of a stop word that it took off again, the engine leaves some behind
+                known[name] = values[:count]
     return known, others
 
 
@@ -211,20 +214,19 @@ def _finish_reason(
     if known.aborted:
         return "abort"
     # The engine cuts a budget that is too large for it, and echoes what it made of it.
-    length, prompt_length = told["generated_length"], told.get("prompt_length")
-    for params in (known.asked, told.get("sampling_params")):
-        budget = None if params is None else _budget(params, prompt_length)
-        if budget is not None and length >= budget:
+    for params in (known.asked, told["sampling_params"]):
+        if params is None:
+            continue
+        budget = params.get("num_tokens_to_generate")
+        if type(budget) is not int:
+            budget = _rest(params.get("num_tokens_total"), told["prompt_length"])
+        if budget is not None and told["generated_length"] >= budget:
             return "length"
     return "stop"
 
 
-def _budget(sampling_params: Mapping[str, Any], prompt_length: int | None) -> int | None:
-    """How many tokens may be generated, as far as the parameters tell."""
-    generated = sampling_params.get("num_tokens_to_generate")
-    if type(generated) is int:
-        return generated
-    total = sampling_params.get("num_tokens_total")
+def _rest(total: object, prompt_length: int | None) -> int | None:
+    """How many tokens a budget for all leaves to be generated, as far as it tells."""
     if type(total) is int and prompt_length is not None:
         return total - prompt_length
     return None

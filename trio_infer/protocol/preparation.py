@@ -182,6 +182,11 @@ class Preparation:
         multi_modal_data: Mapping[str, Any] | None = None,
         offload_params: object = None,
     ) -> Prepared:
+        coerced = coerce_prompt(prompt)
+        is_plain = multi_modal_data is offload_params is None and not self.prefix_hashing.is_wanted
+        if is_plain and len(coerced) < HEAVY_TOKENS:  # by far the most
+            length = None if type(coerced) is str else len(coerced)
+            return Prepared(asked.fields, length, self._lay_out_plain(coerced, asked).frames)
         dialect = self.codec.dialect
         media = None if multi_modal_data is None else check_media(multi_modal_data, dialect)
         if offload_params is not None and not dialect.can_offload:
@@ -191,7 +196,6 @@ class Preparation:
             if offload_params is None
             else thaw(freeze(offload_params, "offload_params", finite=False))
         )
-        coerced = coerce_prompt(prompt)
         lay_out = partial(self._lay_out, coerced, asked, media, offload)
         return _prepared(asked.fields, coerced, lay_out, media)
 
@@ -202,8 +206,6 @@ class Preparation:
         media: Media | None,
         offload_params: object,
     ) -> Submission:
-        if media is offload_params is None and not self.prefix_hashing.is_wanted:
-            return self._lay_out_plain(pack(prompt), asked)
         parts: dict[str, bytes | list[bytes]] = {
             "prompt": pack(prompt),
             "sampling_params": asked.packed(),
@@ -221,19 +223,19 @@ class Preparation:
             parts["offload_params"] = pack(offload_params)
         return self.codec.lay_out(Kind.SUBMIT_REQUEST, parts)
 
-    def _lay_out_plain(self, prompt: bytes, asked: _Asked) -> Submission:
+    def _lay_out_plain(self, prompt: str | list[int], asked: _Asked) -> Submission:
         """As `_lay_out`, of no more than a prompt: its parameters are laid out once for all."""
-        plain = asked.plain
+        packed, plain = pack(prompt), asked.plain
         if plain is None:
             parts = {"prompt": _PROMPT, "sampling_params": asked.packed()}
             plain = asked.plain = self.codec.lay_out(Kind.SUBMIT_REQUEST, parts)
         fields, bodies = plain.fields, plain.bodies
         if _PROMPT in bodies:
             bodies = bodies.copy()
-            bodies[bodies.index(_PROMPT)] = prompt
+            bodies[bodies.index(_PROMPT)] = packed
         else:
             fields = fields.copy()
-            fields[fields.index(_PROMPT)] = prompt
+            fields[fields.index(_PROMPT)] = packed
         return Submission(plain.opening, fields, bodies)
 
     def _going_on(self, prompt: Prompt, asked: _Asked, kv_handoff: KVHandoff) -> Prepared:
