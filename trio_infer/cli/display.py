@@ -6,13 +6,11 @@ text can be shown while it is generated only where its tokenizer is known.
 
 from __future__ import annotations
 
-import codecs
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..embedded.ngram import END_TOKEN
 from .records import completion_record, to_line
 
 if TYPE_CHECKING:
@@ -20,33 +18,9 @@ if TYPE_CHECKING:
 
     from ..models import Completion, TokenDelta
     from .output import Output
+    from .tokenizing import Decoder
 
-__all__ = ["TOKENIZERS", "ByteDecoder", "Display", "JsonDisplay"]
-
-_BYTES: Final = 256
-
-
-class ByteDecoder:
-    """Makes text of the ids of the embedded models, bytes in UTF-8; never of half a character."""
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text that these tokens complete. The end token has none.
-
-        Raises:
-            click.UsageError: for ids that are no bytes.
-        """
-        foreign = next((token for token in tokens if not 0 <= token <= END_TOKEN), None)
-        if foreign is not None:
-            msg = f"token {foreign} is no byte: --tokenizer bytes does not fit this coordinator"
-            raise click.UsageError(msg)
-        return self._decoder.decode(bytes(token for token in tokens if token < _BYTES))
-
-
-TOKENIZERS: Final = {"bytes": ByteDecoder}
-"""The tokenizers that are known here, by name."""
+__all__ = ["Display", "JsonDisplay"]
 
 
 class Display:
@@ -59,7 +33,7 @@ class Display:
             standard error; otherwise there is but the text at the end.
     """
 
-    def __init__(self, output: Output, decoder: ByteDecoder | None, *, stream: bool) -> None:
+    def __init__(self, output: Output, decoder: Decoder | None, *, stream: bool) -> None:
         self._output = output
         self._decoder = decoder
         self._stream = stream
@@ -128,10 +102,12 @@ class JsonDisplay:
         stream: whether to show deltas at all.
     """
 
-    def __init__(self, output: Output, decoder: ByteDecoder | None, *, stream: bool) -> None:
+    def __init__(self, output: Output, decoder: Decoder | None, *, stream: bool) -> None:
         self._output = output
         self._decoder = decoder
         self._stream = stream
+        self._shown = ""
+        self._taken = 0
 
     def show(self, delta: TokenDelta) -> None:
         """Shows the next tokens, if they are to be shown before the end.
@@ -142,6 +118,8 @@ class JsonDisplay:
         if not self._stream:
             return
         text = None if self._decoder is None else self._decoder.decode(delta.tokens)
+        self._shown += text or ""
+        self._taken += len(delta.tokens)
         self._write(
             tokens=delta.tokens,
             text=text,
@@ -165,7 +143,7 @@ class JsonDisplay:
     def _text(self, tokens: Sequence[int]) -> str | None:
         if self._decoder is not None:
             with suppress(click.UsageError):
-                return type(self._decoder)().decode(tokens)
+                return self._shown + self._decoder.decode(tokens[self._taken :])
         return None
 
     def _write(self, **fields: Any) -> None:

@@ -11,7 +11,7 @@ import click
 import trio
 
 from ..models import SamplingParams
-from .display import TOKENIZERS, ByteDecoder, Display, JsonDisplay
+from .display import Display, JsonDisplay
 from .exits import EXIT_CODES
 from .interruption import Interruption, run_interruptible
 from .log_probs import log_prob_table
@@ -20,6 +20,7 @@ from .output import Output
 from .prompt import read_prompt
 from .sampling import sampling_options
 from .target import Target, embedded_options
+from .tokenizing import TOKENIZERS, Decoder, make_decoder
 
 if TYPE_CHECKING:
     from ..client import InferenceClient
@@ -60,10 +61,10 @@ class _Job:
     tokenizer: str | None
 
     @property
-    def decoder(self) -> ByteDecoder | None:
+    def decoder(self) -> Decoder | None:
         """What makes text of tokens, if anything does."""
         name = "bytes" if self.target.address is None else self.tokenizer
-        return None if name is None else TOKENIZERS[name]()
+        return None if name is None else make_decoder(name)
 
 
 @click.command(short_help="Text from a prompt.", epilog=EXAMPLES + EXIT_CODES)
@@ -207,8 +208,7 @@ class _Asking:
 
     def _tell_log_probs(self, completion: Completion) -> None:
         if not self._job.as_json:
-            are_bytes = self._job.decoder is not None
-            self._output.aside(log_prob_table(completion, are_bytes=are_bytes))
+            self._output.aside(log_prob_table(completion, self._job.decoder))
 
     def _tell_interruption(self, stream: CompletionStream[Completion]) -> None:
         if stream.finished:

@@ -8,25 +8,25 @@ from typing import TYPE_CHECKING, Final
 from rich.table import Table
 from rich.text import Text
 
-from ..embedded.ngram import END_TOKEN
 from .console import plain_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ..models import Completion
+    from .tokenizing import Decoder
 
 __all__ = ["log_prob_table"]
 
 WIDTH: Final = 100
 
 
-def log_prob_table(completion: Completion, *, are_bytes: bool) -> str:
+def log_prob_table(completion: Completion, decoder: Decoder | None) -> str:
     """A line for each token: its id, its text if that is known, and how probable it was.
 
     Args:
         completion: which has log probs.
-        are_bytes: whether its tokens are those of the embedded models.
+        decoder: what makes text of its tokens; None where the tokenizer is not known.
     """
     table = Table(box=None, pad_edge=False)
     for column in ("token", "text", "log prob", "probability"):
@@ -39,12 +39,12 @@ def log_prob_table(completion: Completion, *, are_bytes: bool) -> str:
     prompt_likeliest = completion.prompt_top_n_logprobs or ()
     for index, log_prob in enumerate(prompt):
         token = prompt_tokens[index] if index < len(prompt_tokens) else None
-        _add(table, token, log_prob, _at(prompt_likeliest, index), are_bytes=are_bytes)
+        _add(table, token, log_prob, _at(prompt_likeliest, index), decoder)
     if prompt:
         table.add_section()
     for index, log_prob in enumerate(completion.generated_log_probs or ()):
         token = completion.generated_tokens[index]
-        _add(table, token, log_prob, _at(likeliest or (), index), are_bytes=are_bytes)
+        _add(table, token, log_prob, _at(likeliest or (), index), decoder)
     return plain_text(table, width=WIDTH)
 
 
@@ -57,10 +57,9 @@ def _add(
     token: int | None,
     log_prob: float,
     likeliest: Mapping[str, float],
-    *,
-    are_bytes: bool,
+    decoder: Decoder | None,
 ) -> None:
-    text = _text(token) if are_bytes and token is not None else ""
+    text = decoder.piece(token) if decoder is not None and token is not None else ""
     others = sorted(likeliest.items(), key=lambda item: -item[1])
     cells = (
         "" if token is None else str(token),
@@ -70,12 +69,6 @@ def _add(
         "  ".join(f"{other!r} {_percent(value)}" for other, value in others),
     )
     table.add_row(*map(Text, cells[: len(table.columns)]))
-
-
-def _text(token: int) -> str:
-    if token == END_TOKEN:
-        return "(end)"
-    return repr(bytes((token,)).decode(errors="backslashreplace")) if 0 <= token < END_TOKEN else ""
 
 
 def _percent(log_prob: float) -> str:
