@@ -9,6 +9,7 @@ import random
 import resource
 import signal
 import subprocess
+from contextlib import closing
 from functools import partial
 from io import StringIO
 from pathlib import Path
@@ -23,7 +24,7 @@ from tests.programs import COMMAND, in_terminal, started
 from tests.waiting import until
 from trio_infer.cli.console import plain_text
 from trio_infer.cli.progress import BatchView, Counts
-from trio_infer.cli.results import BEGINNING
+from trio_infer.cli.results import BEGINNING, Results
 from trio_infer.embedded import open_coordinator
 from trio_infer.protocol.dialect import Kind
 
@@ -103,6 +104,17 @@ def test_started_again_it_does_what_is_not_done(here: Here, source: Path, output
     whole = output.read_bytes()
     assert here.run("batch", str(source), "-o", str(output)).code == 0
     assert output.read_bytes() == whole
+
+
+def test_ended_while_it_finds_out_what_is_done_it_changes_nothing(output: Path) -> None:
+    def end() -> None:
+        raise KeyboardInterrupt
+
+    before = b'{"line": 1}\n{"line": 2'
+    output.write_bytes(before)
+    with closing(Results(output)) as results, pytest.raises(KeyboardInterrupt):
+        results.take_up(end)
+    assert output.read_bytes() == before
 
 
 @pytest.mark.parametrize("zeros", [b"", bytes(9)])

@@ -11,68 +11,25 @@ import json
 import os
 import stat
 from contextlib import suppress
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from .done import Done
 from .records import to_line
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from .rows import Row
 
-__all__ = ["Done", "Results"]
+__all__ = ["Results"]
 
 BEGINNING: Final = b'{"line": '
 """So each result begins, and a torn line that does not is none of ours."""
 
 MOST_LINES: Final = 10**10
-
-
-class Done:
-    """Which lines are done: a bit for each number, and a fingerprint for each id."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._lines = bytearray()
-        self._ids: set[bytes] = set()
-        self._met: set[bytes] = set()
-
-    def note(self, line: int, own_id: object) -> None:
-        """Takes a result that was found."""
-        self.count += 1
-        if own_id is not None:
-            self._ids.add(_fingerprint(own_id))
-            return
-        place, bit = divmod(line, 8)
-        if place >= len(self._lines):
-            self._lines.extend(bytes(place + 1 - len(self._lines)))
-        self._lines[place] |= 1 << bit
-
-    def meet(self, row: Row) -> bool:
-        """Whether a line is done, now that it has been read. Each fingerprint is held once.
-
-        Raises:
-            ValueError: another line had its id.
-        """
-        if row.id is None:
-            place, bit = divmod(row.line, 8)
-            return place < len(self._lines) and bool(self._lines[place] >> bit & 1)
-        own = _fingerprint(row.id)
-        if own in self._met:
-            msg = f"its id {row.id!r:.80} is that of a line before it"
-            raise ValueError(msg)
-        self._met.add(own)
-        if own in self._ids:
-            self._ids.remove(own)
-            return True
-        return False
-
-
-def _fingerprint(own_id: object) -> bytes:
-    return blake2b(json.dumps(own_id).encode(), digest_size=16).digest()
 
 
 class Results:
@@ -109,20 +66,31 @@ class Results:
         """Whether the file has no name any more, so that nobody will find what is in it."""
         return os.fstat(self._fd).st_nlink == 0
 
-    def read(self) -> Done:
-        """What is done. Reads the whole file, and holds no more of it than a line.
+    def take_up(self, check_cancelled: Callable[[], None] = lambda: None) -> Done:
+        """Finds out what is done, and cuts off a line that was torn. To be called once, at first.
+
+        It reads the whole file, and holds no more of it than a line.
+
+        Args:
+            check_cancelled: called now and then; what it raises comes out.
 
         Raises:
-            click.ClickException: the file holds something else.
+            click.ClickException: the file holds something else; it is left as it is.
         """
         done = Done()
-        self._size = 0
-        with open(self._fd, "rb", closefd=False) as file:
-            for number, line in enumerate(file, 1):
-                if not line.endswith(b"\n") and _is_ours(line):
-                    break
-                done.note(*self._parse(number, line))
-                self._size += len(line)
+        try:
+            with open(self._fd, "rb", closefd=False) as file:
+                for number, line in enumerate(file, 1):
+                    if not line.endswith(b"\n") and _is_ours(line):
+                        done.torn = True
+                        break
+                    done.note(*self._parse(number, line))
+                    self._size += len(line)
+                    check_cancelled()
+            os.ftruncate(self._fd, self._size)
+        except BaseException:
+            done.close()
+            raise
         return done
 
     def _parse(self, number: int, line: bytes) -> tuple[int, object]:
@@ -136,12 +104,6 @@ class Results:
             pass
         msg = f"{self._path} is left as it is: its line {number} is no result of a batch"
         raise click.ClickException(msg)
-
-    def cut(self) -> bool:
-        """Cuts off a line that was torn, and returns whether there was one."""
-        torn = os.fstat(self._fd).st_size > self._size
-        os.ftruncate(self._fd, self._size)
-        return torn
 
     def write(self, row: Row, record: dict[str, Any]) -> None:
         """Writes the result of a line, so that it is in the file when this returns.
@@ -167,7 +129,5 @@ class Results:
 
 
 def _is_ours(torn: bytes) -> bool:
-    written = torn.rstrip(
-        b"\0"
-    )  # a machine that crashes may leave zeros for what is not on the disk
+    written = torn.rstrip(b"\0")  # which a machine that crashes may leave for what is not there
     return written[: len(BEGINNING)] == BEGINNING[: len(written)]

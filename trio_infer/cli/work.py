@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -15,7 +16,7 @@ from ..background import running_behind
 from ..errors import ConnectionLost, UnsupportedByDialect
 from ..models import SamplingParams
 from .records import completion_record
-from .results import Done, Results
+from .results import Results
 from .rows import LineReader, Row, count_lines, parse_row
 from .target import Target
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ..groups import RequestGroup
     from ..groups.outcomes import Outcomes
     from ..models import Completion, Outcome
+    from .done import Done
     from .progress import BatchView, Counts
 
 __all__ = ["Batch", "Job"]
@@ -50,23 +52,26 @@ class Batch:
         self._counts = counts
         self._view = view
         self._room = trio.Semaphore(job.concurrency)
-        self._done = Done()
 
     async def run(self) -> None:
-        """Reads what is done, and does the rest."""
+        """Finds out what is done, and does the rest."""
+        take_up = partial(self._job.results.take_up, trio.from_thread.check_cancelled)
+        with closing(await trio.to_thread.run_sync(take_up)) as done:
+            if done.torn:
+                self._view.note("the output's last line was torn: it is done again")
+            if done.count:
+                self._view.note(f"the output has {done.count} results already")
+            await self._do_rest(done)
+
+    async def _do_rest(self, done: Done) -> None:
         job = self._job
-        self._done = await trio.to_thread.run_sync(job.results.read, abandon_on_cancel=True)
-        if job.results.cut():
-            self._view.note("the output's last line was torn: it is done again")
-        if self._done.count:
-            self._view.note(f"the output has {self._done.count} results already")
         async with (
             job.target.serving() as address,
             job.target.open_client(address) as client,
             running_behind(self._count_lines),
         ):
             client.stream("x", job.sampling_params)  # what the dialect lacks is told once
-            await self._do_all(client)
+            await self._ask_all(client, done)
         if client.statistics().undelivered:
             self._view.note(f"{address} owed last replies still, and may crash when it sends them")
 
@@ -78,24 +83,24 @@ class Batch:
         else:
             await trio.lowlevel.checkpoint()
 
-    async def _do_all(self, client: InferenceClient[Completion]) -> None:
+    async def _ask_all(self, client: InferenceClient[Completion], done: Done) -> None:
         async with client.open_group() as group:
             try:
-                async with running_behind(partial(self._submit_all, group)):
+                async with running_behind(partial(self._submit_all, group, done)):
                     async for outcome in group.outcomes:
                         self._take(outcome)
             except BaseException:
                 self._take_finished(group)
                 raise
 
-    async def _submit_all(self, group: RequestGroup[Completion]) -> None:
+    async def _submit_all(self, group: RequestGroup[Completion], done: Done) -> None:
         with group.keep_open():
             async for number, line in LineReader(self._job.input):
                 try:
                     row = parse_row(number, line, self._job.sampling_params)
                     if row is None:
                         self._counts.blank += 1
-                    elif self._done.meet(row):
+                    elif done.meet(row):
                         self._counts.before += 1
                     else:
                         await self._submit(group, row)
