@@ -9,6 +9,7 @@ import random
 import resource
 import signal
 import subprocess
+import sys
 from contextlib import closing
 from functools import partial
 from io import StringIO
@@ -163,8 +164,10 @@ def test_the_first_bad_line_ends_it_if_asked_to(here: Here, source: Path, output
     options = ("-n", "1", "--fail-fast", "--concurrency", "1")
     result = here.run("batch", str(source), "-o", str(output), *options)
     assert result.code == 1
-    assert "goes on from here" in result.stderr.splitlines()[-2]
-    assert result.stderr.splitlines()[-1].startswith(f"trio-infer: {source}, line 2: it is no JSON")
+    reason, rest = result.stderr.splitlines()[-2:]
+    assert reason.startswith(f"trio-infer: {source}, line 2: it is no JSON")
+    assert rest.startswith("trio-infer: ended early: ")
+    assert rest.endswith("1 bad lines; the same command goes on from here")
     assert len(read(output)) <= 1  # the first was aborted, if it was not done yet
 
 
@@ -197,6 +200,9 @@ def test_two_runs_on_one_output_are_refused(here: Here, source: Path, output: Pa
         ("in -o no/out", "'no/out': No such file or directory", 1),
         ("in -o /dev/null", "'/dev/null': it is no regular file", 1),
         ("in -o in", "are the same file", 2),
+        ("in -o -", "'-o' / '--output': results go to a file, which the next run goes by", 2),
+        ("in -o out --timeout 0", "'--timeout': 0.0 is not in the range", 2),
+        ("in -o out --timeout nan", "'--timeout': nan is not finite", 2),
         ("in", "Missing option '-o'", 2),
         ("in -o out --dialect 0.18 --return-prompt-tokens", "no sampling parameter return_pro", 1),
         ("in -o out --top-k 1 --top-p 0.5", "top_k and top_p exclude each other", 2),
@@ -218,6 +224,7 @@ def test_what_cannot_be_done_is_one_line(  # noqa: PLR0917
     assert complaint in result.stderr
     assert (result.code, result.stdout, result.stderr.count("\n")) == (code, "", 1)
     assert Path("in").read_text() == "{}\n"
+    assert not Path("-").exists()
 
 
 async def test_results_are_written_as_they_come(
@@ -313,10 +320,54 @@ async def test_a_lost_connection_keeps_what_is_done(
         coordinator.close()
         assert await program.ended() == 1
         lines = (await program.stderr.rest()).splitlines()
-        assert "1 done" in lines[-2]
-        assert "goes on from here" in lines[-2]
-        assert "connection was lost" in lines[-1]
+        assert "connection was lost" in lines[-2]
+        assert "ended early: 1 done" in lines[-1]
+        assert "goes on from here" in lines[-1]
         assert len(read(output)) == 1
+
+
+async def test_a_request_that_a_hung_coordinator_never_answers_does_not_hold_up_the_rest(
+    coordinator: ScriptedCoordinator, source: Path, output: Path
+) -> None:
+    write(source, *prompts(2))
+    arguments = ("batch", *to(coordinator), str(source), "-o", str(output), "--concurrency", "1")
+    async with started(*arguments, "--timeout", "0.2") as program:
+        requests = [await coordinator.submission() for _ in range(2)]
+        assert await program.ended() == 1
+        assert coordinator.of(Kind.ABORT_REQUEST) == [request.id for request in requests]
+        assert (await program.stderr.rest()).splitlines() == [
+            *(f"trio-infer: {source}, line {n}: it had no result within 0.2 s" for n in (1, 2)),
+            "trio-infer: 0 done, 2 failed, 0 bad lines",
+        ]
+    async with started(*arguments) as program:
+        for _ in range(2):
+            coordinator.reply(await coordinator.submission(), [65])
+        assert await program.ended() == 0
+        assert [each["line"] for each in read(output)] == [1, 2]
+
+
+IMPATIENT = """
+import functools, sys
+from trio_infer.cli import program, target
+target.open_client = functools.partial(target.open_client, heartbeat_timeout=2.0)
+sys.exit(program.run())
+"""
+
+
+async def test_a_coordinator_that_is_frozen_does_not_hold_it_for_ever(
+    source: Path, output: Path
+) -> None:
+    write(source, {"prompt": "x"}, {"prompt": "x", "sampling_params": {"termination_id": -1}})
+    command = (sys.executable, "-c", IMPATIENT)
+    async with started("coordinator", "--step-time", "0.01") as serving:
+        address = (await serving.stdout.until("\n")).strip()
+        arguments = ("batch", str(source), "-o", str(output), "--address", address)
+        options = ("-n", "100000", "--top-k", "1")
+        async with started(*arguments, *options, command=command) as program:
+            await serving.stderr.until("2 running")
+            serving.send(signal.SIGSTOP)
+            assert await program.ended() == 1
+            assert "connection was lost" in await program.stderr.rest()
 
 
 async def test_nobody_reads_what_it_reports(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from contextlib import closing, contextmanager
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from ..background import running_behind
-from .exits import EXIT_CODES, FAILED
+from .exits import EXIT_CODES, FAILED, exit_code_for
 from .interruption import Interruption, run_interruptible
+from .options import check_finite
 from .progress import BatchView, Counts
 from .results import Results
 from .sampling import sampling_options
@@ -37,6 +39,13 @@ Examples:
 """
 
 
+def _check_output(_context: object, _option: object, value: str) -> Path:
+    if value == "-":
+        msg = "results go to a file, which the next run goes by, and not to standard output"
+        raise click.BadParameter(msg)
+    return Path(value)
+
+
 @click.command(short_help="Results for a file of prompts.", epilog=EXAMPLES + EXIT_CODES)
 @click.argument(
     "source", metavar="INPUT", type=click.Path(exists=True, dir_okay=False, allow_dash=True)
@@ -45,8 +54,9 @@ Examples:
     "-o",
     "--output",
     required=True,
-    type=click.Path(path_type=Path),
-    help="Write the results to this file, a line of JSON each. No pipe, and - is a file, too.",
+    type=click.Path(),
+    callback=_check_output,
+    help="Write the results to this file, a line of JSON each. No pipe and no -: it is read, too.",
 )
 @click.option(
     "--concurrency",
@@ -56,10 +66,17 @@ Examples:
     metavar="N",
     help="So many requests at a time.",
 )
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    callback=check_finite,
+    metavar="SECONDS",
+    help="Abort a request that has no result after this time; it has failed.  [default: never]",
+)
 @click.option("--fail-fast", is_flag=True, help="End at the first line that is bad or fails.")
 @sampling_options
 @embedded_options
-def batch(*, source: str, output: Path, **options: Any) -> int:
+def batch(*, source: str, output: Path, timeout: float | None, **options: Any) -> int:
     """Generate for each line of INPUT, and write the results to a file as they come.
 
     INPUT, or standard input where it is -, has an object of JSON on each line: its "prompt" is
@@ -74,7 +91,8 @@ def batch(*, source: str, output: Path, **options: Any) -> int:
     they have none, has a result are left out. Ctrl-C aborts what runs, and keeps what is done.
     """
     with _open_input(source, output) as fd, closing(Results(output)) as results:
-        job = Job(name=source, input=fd, results=results, **options)
+        late = math.inf if timeout is None else timeout
+        job = Job(name=source, input=fd, results=results, timeout=late, **options)
         return run_interruptible(_run, job)
 
 
@@ -106,10 +124,11 @@ async def _run(interruption: Interruption, job: Job) -> int:
             ):
                 with interruption.cancels():
                     await Batch(job, counts, view).run()
-    except Exception:
+    except Exception as error:  # noqa: BLE001 - is told before what was done
+        code = exit_code_for(error)
         if counts.handled and not job.results.removed:
-            view.note(f"{counts}; {GOING_ON}")
-        raise
+            view.note(f"ended early: {counts}; {GOING_ON}")
+        return code
     if interruption.signal is None:
         view.note(str(counts))
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 from contextlib import closing
@@ -42,6 +43,7 @@ class Job:
     results: Results
     concurrency: int
     fail_fast: bool
+    timeout: float = math.inf
 
 
 class Batch:
@@ -52,6 +54,7 @@ class Batch:
         self._counts = counts
         self._view = view
         self._room = trio.Semaphore(job.concurrency)
+        self._due: dict[int, tuple[float, Row]] = {}  # those that run, in order
 
     async def run(self) -> None:
         """Finds out what is done, and does the rest."""
@@ -86,7 +89,9 @@ class Batch:
     async def _ask_all(self, client: InferenceClient[Completion], done: Done) -> None:
         async with client.open_group() as group:
             try:
-                async with running_behind(partial(self._submit_all, group, done)):
+                async with running_behind(
+                    partial(self._submit_all, group, done), partial(self._end_late_ones, group)
+                ):
                     async for outcome in group.outcomes:
                         self._take(outcome)
             except BaseException:
@@ -110,29 +115,45 @@ class Batch:
 
     async def _submit(self, group: RequestGroup[Completion], row: Row) -> None:
         await self._room.acquire()
-        submitted = False
+        index = None
         try:
             with trio.move_on_after(self._job.target.connect_timeout):
-                await group.submit(row.request)
-                submitted = True
+                index = await group.submit(row.request)
         finally:
-            if not submitted:
+            if index is None:
                 self._room.release()
-        if not submitted:
+        if index is None:
             msg = "the connection to the coordinator was lost, and there is no other"
             raise ConnectionLost(msg)
+        self._due[index] = (trio.current_time() + self._job.timeout, row)
         self._counts.running += 1
+
+    async def _end_late_ones(self, group: RequestGroup[Completion]) -> None:
+        """Ends requests that have taken too long, until cancelled."""
+        timeout = self._job.timeout
+        while True:
+            first = next(iter(self._due), None)
+            if first is None:  # nor will any be due before this
+                await trio.sleep(timeout)
+                continue
+            due, row = self._due[first]
+            await trio.sleep_until(due)
+            if self._due.pop(first, None) is not None:
+                group.cancel(first)
+                self._room.release()
+                self._counts.running -= 1
+                self._fail(row, f"it had no result within {timeout:g} s")
 
     def _take(self, outcome: Outcome[Completion]) -> None:
         """Writes a result, or reports what happened instead."""
         row: Row = outcome.request.tag
+        self._due.pop(outcome.index, None)
         self._room.release()
         if isinstance(outcome.error, ConnectionLost):
             raise outcome.error
         self._counts.running -= 1
         if outcome.completion is None:
-            self._counts.failed += 1
-            self._report(row.line, str(outcome.error))
+            self._fail(row, str(outcome.error))
         else:
             self._job.results.write(row, completion_record(outcome.completion))
             self._counts.done += 1
@@ -148,6 +169,10 @@ class Batch:
                 return
             if outcome.completion is not None:
                 self._take(outcome)
+
+    def _fail(self, row: Row, why: str) -> None:
+        self._counts.failed += 1
+        self._report(row.line, why)
 
     def _report(self, number: int, what: str) -> None:
         line = f"{self._job.name}, line {number}: {what}"
