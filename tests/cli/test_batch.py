@@ -205,7 +205,7 @@ def test_two_runs_on_one_output_are_refused(here: Here, source: Path, output: Pa
         ("in -o out --timeout nan", "'--timeout': nan is not finite", 2),
         ("in", "Missing option '-o'", 2),
         ("in -o out --dialect 0.18 --return-prompt-tokens", "no sampling parameter return_pro", 1),
-        ("in -o out --top-k 1 --top-p 0.5", "top_k and top_p exclude each other", 2),
+        ("in -o out --top-k 1 --top-p 0.5", "--top-k and --top-p exclude each other", 2),
         ("in -o out --address nowhere", "'nowhere' is no address", 2),
         ("in -o out --address tcp://127.0.0.1:1 --connect-timeout 0.1", "no handshake with", 1),
     ],

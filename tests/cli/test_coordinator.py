@@ -187,7 +187,7 @@ async def test_speaks_by_a_model_of_ones_own(tmp_path: Path) -> None:
         ("--fault nothing=1", "'nothing=1' is not NAME=PROBABILITY with one of drop, ", 2),
         ("--fault drop", "'drop' is not NAME=PROBABILITY", 2),
         ("--fault drop=2", "drop must lie between 0 and 1", 2),
-        ("--delay-seconds 2 1", "delay_seconds must be a span of seconds", 2),
+        ("--delay-seconds 2 1", "--delay-seconds must be a span of seconds", 2),
         ("--model no-file", "'no-file': No such file", 1),
         ("--model /dev/null", "/dev/null is empty", 1),
         ("--model no_such_module:model", "ModuleNotFoundError: No module named", 1),

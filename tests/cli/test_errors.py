@@ -16,6 +16,7 @@ import trio
 from tests.cli.endless import Endless, far
 from tests.cli.options import BYTES, to
 from tests.programs import Result, run, started
+from trio_infer import ConnectionLost, open_client
 from trio_infer.embedded import open_coordinator
 
 if TYPE_CHECKING:
@@ -41,9 +42,18 @@ def said(result: Result) -> str:
         ("generate --nothing hi", "No such option"),
         ("generate one two", "unexpected extra argument (two)"),
         ("generate --num-tokens -1 hi", "'--num-tokens': -1 is not in the range"),
-        ("generate --temperature nan hi", "temperature must be finite"),
+        ("generate --temperature nan hi", "--temperature must be finite"),
         ("generate --top-p 2 hi", "'--top-p': 2.0 is not in the range"),
-        ("generate --top-k 3 --top-p 0.5 hi", "top_k and top_p exclude each other"),
+        ("generate --top-k 3 --top-p 0.5 hi", "--top-k and --top-p exclude each other"),
+        ("generate -n 1 --num-tokens-total 1 hi", "--num-tokens and --num-tokens-total exclude"),
+        (f"generate -n {2**70} hi", "--num-tokens must fit signed 64 bits"),
+        (f"generate --seed {2**70} hi", "--seed must fit signed 64 bits"),
+        ("generate --connect-timeout nan hi", "--connect-timeout must be finite"),
+        ("generate --stop= hi", "--stop must not contain an empty string"),
+        ("generate --address tcp://host:99999 hi", "'tcp://host:99999'"),
+        ("engines epoch -1", "'NUMBER': -1 is not in the range 0<=x<="),
+        ("engines epoch x", "'NUMBER': 'x' is not a valid integer"),
+        (f"bench --output-tokens {2**70}", "'--output-tokens': "),
         ("generate --dialect 0.17 hi", "'0.17' is not one of 'framed', '0.20', '0.19', '0.18'"),
         ("generate --tokenizer words hi", "'--tokenizer': 'words' is not"),
         ("generate --address nowhere hi", "'nowhere' is no address"),
@@ -51,13 +61,14 @@ def said(result: Result) -> str:
         ("generate --address tcp://host:1 --seed 1 hi", "--seed and --step-time are for"),
         ("generate --address tcp://host:1 --step-time 1 hi", "--seed and --step-time are for"),
         ("coordinator --engines 0", "'--engines': 0 is not in the range"),
-        ("coordinator --step-time nan", "step_time must be"),
+        ("coordinator --step-time nan", "--step-time must be"),
         ("coordinator --bind nowhere", "'nowhere' is no address"),
     ],
 )
 def test_a_command_line_that_makes_no_sense(here: Here, arguments: str, complaint: str) -> None:
     result = here.run(*arguments.split())
     assert complaint in said(result)
+    assert re.search(r" \(see trio-infer [a-z ]*--help\)$", said(result))
     assert (result.code, result.stdout) == (2, "")
 
 
@@ -164,6 +175,29 @@ async def test_standard_output_is_closed() -> None:
     shell = ("sh", "-c", '"$@" >&-', "sh", sys.executable, "-m", "trio_infer")
     result = await run("generate", "-n", "5", "hi", command=shell)
     assert (result.code, result.stderr) == (0, "")
+
+
+BROKEN = """
+import sys
+from tests.cli import endless
+def broken(*_):
+    raise ValueError("no such shape")
+endless.Endless.next_token_log_probs = broken
+from trio_infer.cli.program import run
+sys.exit(run())
+"""
+
+
+async def test_a_fault_of_the_model_is_not_that_of_the_command_line() -> None:
+    command = (sys.executable, "-c", BROKEN)
+    options = ("coordinator", "--model", "tests.cli.endless:Endless")
+    async with started(*options, command=command) as program:
+        async with open_client((await program.stdout.until("\n")).strip()) as client:
+            with pytest.raises(ConnectionLost):
+                await client.generate("hi")
+        assert await program.ended() == 1
+        last = (await program.stderr.rest()).splitlines()[-1]
+        assert last.startswith("trio-infer: internal error: ValueError: no such shape (")
 
 
 def test_a_fault_of_our_own(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:

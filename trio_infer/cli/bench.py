@@ -27,7 +27,7 @@ __all__ = ["bench"]
 CONCURRENCY: Final = 16
 
 MOST: Final = 10**8
-"""Requests, and tokens of a prompt: what nobody means is refused before memory runs out."""
+"""Requests, and tokens of each: what nobody means is refused before memory runs out."""
 
 EXAMPLES: Final = """
 \b
@@ -95,7 +95,7 @@ def _parse_percentiles(_context: object, _option: object, value: str) -> tuple[f
 )
 @click.option(
     "--output-tokens",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, MOST),
     default=64,
     show_default=True,
     metavar="N",

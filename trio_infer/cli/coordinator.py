@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -12,6 +13,7 @@ from ..embedded import EmbeddedCoordinator, Faults, open_coordinator
 from ..embedded.engine import DEFAULT_MAX_REQUESTS, DEFAULT_MAX_SEQUENCE_LENGTH
 from ..protocol.dialects import FRAMED
 from .activity import make_view
+from .blame import blaming_user, opening
 from .exits import EXIT_CODES
 from .interruption import Interruption
 from .model import load_model
@@ -139,7 +141,8 @@ def coordinator(
     faults: dict[str, Any] = dict(probabilities)
     if delay_seconds is not None:
         faults["delay_seconds"] = delay_seconds
-    options["faults"] = Faults(**faults)
+    with blaming_user():
+        options["faults"] = Faults(**faults)
     options["model"] = None if model is None else load_model(model)
     trio.run(_run, options)
     return 0
@@ -149,7 +152,7 @@ async def _run(options: dict[str, Any]) -> None:
     interruption = Interruption()
     async with interruption.watching():
         with interruption.cancels():
-            async with open_coordinator(**options) as serving:
+            async with opening(partial(open_coordinator, **options)) as serving:
                 click.echo(serving.address)
                 _hint(serving.address, options["dialect"])
                 await _show(serving)

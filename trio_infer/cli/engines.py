@@ -9,6 +9,7 @@ import attrs
 import click
 
 from ..engines import EngineControl
+from ..models.scalars import INT64_MAX
 from .exits import EXIT_CODES, show_help
 from .interruption import Interruption, run_interruptible
 from .output import Output
@@ -104,9 +105,11 @@ def profile(context: click.Context) -> int:
 
 
 @click.command(
-    short_help="Set the generation epoch of the tokens to come.", epilog=EXAMPLES + EXIT_CODES
+    short_help="Set the generation epoch of the tokens to come.",
+    epilog=EXAMPLES + EXIT_CODES,
+    context_settings={"ignore_unknown_options": True},  # so that -1 is a number, and refused as one
 )
-@click.argument("number", type=int)
+@click.argument("number", type=click.IntRange(0, INT64_MAX))
 @target_options
 def epoch(*, number: int, target: Target) -> int:
     """Set the generation epoch to NUMBER, such as that of the weight updates so far.

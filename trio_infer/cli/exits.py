@@ -63,8 +63,6 @@ def _diagnose(error: BaseException) -> tuple[str, int]:
         return f"{error.format_message()} (see {command} --help)", USAGE
     if isinstance(error, click.ClickException):
         return error.format_message(), error.exit_code
-    if isinstance(error, ValueError):  # the library's word for an argument that makes no sense
-        return str(error), USAGE
     if isinstance(error, InferenceError):
         return str(error) or type(error).__name__, FAILED
     if isinstance(error, OSError):

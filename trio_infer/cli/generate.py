@@ -11,6 +11,8 @@ import click
 import trio
 
 from ..models import SamplingParams
+from ..protocol.dialects import DIALECTS
+from .blame import blaming_user
 from .display import Display, JsonDisplay
 from .exits import EXIT_CODES
 from .interruption import Interruption, run_interruptible
@@ -115,6 +117,9 @@ def generate(*, target: Target, stream: bool, deadline: float | None, **options:
     Ctrl-C aborts the request, prints what there is, and exits with 130; a second one leaves at
     once. SIGTERM and SIGHUP do the same, with 143 and 129.
     """
+    if deadline is not None and not DIALECTS[target.dialect].can_abort:
+        msg = f"--deadline is nothing for the dialect {target.dialect}, which has no abort"
+        raise click.UsageError(msg)
     if stream and target.address is None and target.step_time is None:
         target = attrs.evolve(target, step_time=STREAM_STEP_SECONDS)
     job = _Job(
@@ -147,7 +152,8 @@ async def _ask(
     address: str, prompt: str, job: _Job, output: Output, interruption: Interruption
 ) -> None:
     async with job.target.open_client(address) as client:
-        stream = client.stream(prompt, job.sampling_params)
+        with blaming_user():
+            stream = client.stream(prompt, job.sampling_params)
         await _Asking(job, client, output, interruption).run(stream)
     if client.statistics().undelivered:
         output.note(f"{address} owed its last reply still, and may crash when it sends it")
@@ -173,8 +179,6 @@ class _Asking:
 
     async def run(self, stream: CompletionStream[Completion]) -> None:
         """Runs the request and shows it, whatever it ends with."""
-        if math.isfinite(self._job.deadline) and not self._dialect.can_abort:
-            self._dialect.refuse("abort, and so nothing to keep at a deadline")
         completion = None
         try:
             async with stream:

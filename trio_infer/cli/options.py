@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import click
 
 from ..protocol.dialects import DIALECTS, ENVIRONMENT, FRAMED
+from .blame import blaming_user
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -57,7 +58,9 @@ def gather_options(
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
         def call(**given: Any) -> Any:
-            return command(**{name: take(given)}, **given)
+            with blaming_user():
+                taken = take(given)
+            return command(**{name: taken}, **given)
 
         made: Callable[..., Any] = call
         for option in reversed(options):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from ..models import SamplingParams
+from ..models.sampling_params import FIELD_NAMES
 from .options import gather_options
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ def _parse_extra(_context: object, _option: object, values: Sequence[str]) -> di
         name, equals, text = value.partition("=")
         if not (name and equals):
             msg = f"{value!r} is not of the form NAME=VALUE"
+            raise click.BadParameter(msg)
+        if name in FIELD_NAMES:
+            msg = f"{name!r} has an option of its own"
             raise click.BadParameter(msg)
         try:
             extra[name] = json.loads(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -10,6 +11,7 @@ import click
 
 from ..embedded import open_coordinator
 from ..opening import open_client
+from .blame import opening
 from .options import dialect_option, gather_options
 
 if TYPE_CHECKING:
@@ -56,14 +58,20 @@ class Target:
         if self.address is not None:
             yield self.address
             return
-        async with open_coordinator(
-            dialect=self.dialect, seed=self.seed, step_time=self.step_time or 0.0
-        ) as coordinator:
+        make = partial(
+            open_coordinator,
+            dialect=self.dialect,
+            seed=self.seed,
+            step_time=self.step_time or 0.0,
+        )
+        async with opening(make) as coordinator:
             yield coordinator.address
 
     def open_client(self, address: str) -> AbstractAsyncContextManager[InferenceClient[Completion]]:
         """A client of the coordinator that serves there."""
-        return open_client(address, dialect=self.dialect, connect_timeout=self.connect_timeout)
+        return opening(
+            lambda: open_client(address, dialect=self.dialect, connect_timeout=self.connect_timeout)
+        )
 
 
 _TARGET: Final = (
