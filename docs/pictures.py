@@ -17,7 +17,7 @@ from rich.text import Text
 
 from trio_infer import SamplingParams, open_client
 from trio_infer.background import running_behind
-from trio_infer.cli.activity import LiveView
+from trio_infer.cli.activity import ActivityView
 from trio_infer.cli.figures import figures, report
 from trio_infer.cli.load import Load, Plan
 from trio_infer.cli.load_view import LoadView
@@ -83,10 +83,9 @@ async def show_batch(directory: Path) -> None:
         )
         async with running_behind(view.refresh_now_and_then, Batch(job, counts, view).run):
             await until(lambda: counts.done > 80)
-            view.update()
             notes = [line for line in console.export_text().splitlines() if ":" in line[:11]]
             command = "trio-infer batch prompts.jsonl -o results.jsonl --concurrency 16 -n 48"
-            save("batch", command, *notes, view.bar.get_renderable())
+            save("batch", command, *notes, view.render())
 
 
 async def show_bench(address: str) -> None:
@@ -120,7 +119,7 @@ async def show_coordinator() -> None:
     async with open_coordinator(
         bind="tcp://127.0.0.1:5555", engines=2, max_requests=5, step_time=STEP_SECONDS, seed=1
     ) as coordinator:
-        view = LiveView(coordinator, make_console())
+        view = ActivityView(coordinator, make_console())
         async with open_client(coordinator.address) as client, trio.open_nursery() as nursery:
             for number in range(24):
                 prompt = f"The {number}th generator of {'many ' * (number % 5)}is"

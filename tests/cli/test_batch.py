@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import random
+import re
 import resource
 import signal
 import subprocess
@@ -296,6 +297,33 @@ async def test_a_terminal_shows_how_far_it_is(
         assert "Traceback" not in screen
 
 
+@pytest.mark.parametrize("colour", ["FORCE_COLOR", "TTY_COMPATIBLE"])
+async def test_a_pipe_that_wants_colours_gets_no_bar(
+    coordinator: ScriptedCoordinator, source: Path, output: Path, colour: str
+) -> None:
+    write(source, "nonsense", *prompts(1))
+    arguments = ("batch", *to(coordinator), str(source), "-o", str(output))
+    async with started(*arguments, env={colour: "1"}) as program:
+        coordinator.reply(await coordinator.submission(), [65])
+        assert await program.ended() == 1
+        lines = (await program.stderr.rest()).splitlines()
+        assert len(lines) == 2
+        assert all(line.startswith("\x1b[1mtrio-infer:\x1b[0m ") for line in lines)
+
+
+async def test_a_terminal_that_wants_no_colours_gets_none(
+    coordinator: ScriptedCoordinator, source: Path, output: Path
+) -> None:
+    write(source, "nonsense", *prompts(1))
+    arguments = ("batch", *to(coordinator), str(source), "-o", str(output))
+    async with in_terminal(*arguments, env={"NO_COLOR": "1"}) as terminal:
+        coordinator.reply(await coordinator.submission(), [65])
+        assert "1 done" in await terminal.screen.rest()
+        screen = b"".join(terminal.screen.pieces).decode()
+        assert "requests/s" in screen
+        assert not re.search(r"\x1b\[(?:\d+;)*[349]\d", screen)
+
+
 def test_a_terminal_of_eighty_columns_shows_how_far_it_is_and_how_long_it_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -304,8 +332,7 @@ def test_a_terminal_of_eighty_columns_shows_how_far_it_is_and_how_long_it_takes(
     view = BatchView(counts, Console(file=StringIO(), width=80))
     monkeypatch.setattr("time.monotonic", partial(float, 5))
     counts.done, counts.tokens = 10_000, 160_000
-    view.update()
-    (line,) = plain_text(view.bar.get_renderable(), width=80).splitlines()
+    (line,) = plain_text(view.render(), width=80).splitlines()
     assert line.endswith("10000/200000 2000.0 requests/s, 32000 tokens/s, 0:01:35 left")
 
 

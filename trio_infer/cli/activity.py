@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-from contextlib import contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, Final, Protocol
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Group
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from .console import can_be_live, make_console, write_note
 from .rate import Rate
+from .view import View
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
     from ..embedded import CoordinatorStatistics, EmbeddedCoordinator, RunningRequest
 
-__all__ = ["View", "make_view"]
+__all__ = ["ActivityView"]
 
 SHOWN_REQUESTS: Final = 8
 """So many running requests are listed; of more, how many more."""
@@ -32,55 +31,46 @@ FAULTS: Final = (
 )
 
 
-class View(Protocol):
-    """Something that shows what a coordinator does."""
+class ActivityView(View):
+    """Shows a coordinator: the counters, and on a terminal the requests that run.
 
-    interval: float
-    """Seconds between two refreshments."""
+    Args:
+        coordinator: what to show.
+        console: where; None: on standard error.
+    """
 
-    def refresh(self) -> None:
-        """Shows how things stand now."""
+    plain_seconds = 1.0
 
-
-@contextmanager
-def make_view(coordinator: EmbeddedCoordinator) -> Iterator[View]:
-    """Shows a coordinator on standard error: live if that is a terminal, else line by line."""
-    console = make_console()
-    make = LiveView if can_be_live(console) else PlainView
-    view = make(coordinator, console)
-    handler = _ConsoleHandler(console)
-    logger = logging.getLogger("trio_infer")
-    logger.addHandler(handler)
-    try:
-        with view.live if isinstance(view, LiveView) else nullcontext():
-            try:
-                yield view
-            finally:
-                view.refresh()  # how things stood at the end stays to be read
-    finally:
-        logger.removeHandler(handler)
-
-
-class LiveView:
-    """A few lines that change: the counters, and the requests that run."""
-
-    interval = 0.125
-
-    def __init__(self, coordinator: EmbeddedCoordinator, console: Console) -> None:
+    def __init__(self, coordinator: EmbeddedCoordinator, console: Console | None = None) -> None:
+        super().__init__(console)
         self._coordinator = coordinator
         self._rate = Rate()
-        # Without a thread of rich's own: the coordinator is this thread's business.
-        self.live = Live(console=console, auto_refresh=False, get_renderable=self.render)
+        self._last = self.summary()
 
-    def refresh(self) -> None:
-        """Draws the lines anew."""
-        self.live.refresh()
+    @contextmanager
+    def showing(self) -> Iterator[None]:
+        """The block in which it is shown, and above it what the coordinator logs."""
+        handler = _NoteHandler(self)
+        logger = logging.getLogger("trio_infer")
+        logger.addHandler(handler)
+        try:
+            with super().showing():
+                try:
+                    yield
+                finally:
+                    self.refresh()  # how things stood at the end stays to be read
+        finally:
+            logger.removeHandler(handler)
+
+    def summary(self) -> str:
+        """The counters."""
+        statistics = self._coordinator.statistics()
+        return _summary(statistics, self._rate.update(statistics.tokens))
 
     def render(self) -> RenderableType:
-        """The lines as they are now."""
-        statistics = self._coordinator.statistics()
+        """The counters, and a line for each of some requests that run."""
         running = self._coordinator.running
-        head = Text(_summary(statistics, self._rate.update(statistics.tokens)), style="bold")
+        head = Text(self.summary(), style="bold")
         if not running:
             return head
         table = Table(box=None, pad_edge=False, header_style="dim")
@@ -90,26 +80,6 @@ class LiveView:
             table.add_row(*_row(request))
         more = len(running) - SHOWN_REQUESTS
         return Group(head, table, *([Text(f"and {more} more", style="dim")] if more > 0 else []))
-
-
-class PlainView:
-    """A line whenever the counters have changed, at most one a second."""
-
-    interval = 1.0
-
-    def __init__(self, coordinator: EmbeddedCoordinator, console: Console) -> None:
-        self._coordinator = coordinator
-        self._console = console
-        self._rate = Rate()
-        self._last = _summary(coordinator.statistics(), 0.0)
-
-    def refresh(self) -> None:
-        """Writes a line, if it would be another than the last."""
-        statistics = self._coordinator.statistics()
-        line = _summary(statistics, self._rate.update(statistics.tokens))
-        if line != self._last:
-            self._last = line
-            write_note(self._console, line)
 
 
 def _summary(statistics: CoordinatorStatistics, rate: float) -> str:
@@ -140,14 +110,14 @@ def _row(request: RunningRequest) -> Iterator[str]:
     return map(str, numbers)
 
 
-class _ConsoleHandler(logging.Handler):
-    """Writes what the coordinator logs above the live lines."""
+class _NoteHandler(logging.Handler):
+    """Notes in a view what the coordinator logs."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, view: View) -> None:
         super().__init__(logging.WARNING)
-        self._console = console
+        self._view = view
 
     def emit(self, record: logging.LogRecord) -> None:
         """Writes a line."""
         with suppress(OSError):  # nobody reads it any more
-            write_note(self._console, record.getMessage())
+            self._view.note(record.getMessage())

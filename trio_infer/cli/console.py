@@ -22,8 +22,11 @@ def make_console() -> Console:
 
 
 def can_be_live(console: Console) -> bool:
-    """Whether it is a terminal, and one that can move its cursor; others get lines."""
-    return console.is_terminal and not console.is_dumb_terminal
+    """Whether it is a terminal, and one that can move its cursor; others get lines.
+
+    To rich a pipe is a terminal as well where ``FORCE_COLOR`` says so: that gets colours alone.
+    """
+    return console.is_interactive and console.file.isatty()
 
 
 def write_note(console: Console, line: str, style: str = "bold") -> None:

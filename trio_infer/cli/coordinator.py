@@ -9,10 +9,11 @@ import attrs
 import click
 import trio
 
-from ..embedded import EmbeddedCoordinator, Faults, open_coordinator
+from ..background import running_behind
+from ..embedded import Faults, open_coordinator
 from ..embedded.engine import DEFAULT_MAX_REQUESTS, DEFAULT_MAX_SEQUENCE_LENGTH
 from ..protocol.dialects import FRAMED
-from .activity import make_view
+from .activity import ActivityView
 from .blame import blaming_user, opening
 from .exits import EXIT_CODES
 from .interruption import Interruption
@@ -155,19 +156,13 @@ async def _run(options: dict[str, Any]) -> None:
             async with opening(partial(open_coordinator, **options)) as serving:
                 click.echo(serving.address)
                 _hint(serving.address, options["dialect"])
-                await _show(serving)
+                view = ActivityView(serving)
+                with view.showing():
+                    async with running_behind(view.refresh_now_and_then):
+                        await serving.wait_until(lambda: serving.stopped)
 
 
 def _hint(address: str, dialect: str) -> None:
     told = "" if dialect == FRAMED.name else f"--dialect {dialect} "
     asking = f"trio-infer generate --stream --tokenizer bytes {told}--address {address} PROMPT"
     click.echo(f"trio-infer: serving until Ctrl-C; to ask it: {asking}", err=True)
-
-
-async def _show(serving: EmbeddedCoordinator) -> None:
-    with make_view(serving) as view:
-        while True:
-            with trio.move_on_after(view.interval):
-                await serving.wait_until(lambda: serving.stopped)
-                return
-            view.refresh()

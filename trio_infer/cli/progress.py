@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 import attrs
-import trio
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from .console import can_be_live, make_console, write_note
 from .rate import Rate
+from .view import View
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
 __all__ = ["BatchView", "Counts"]
 
@@ -24,9 +20,6 @@ WORDS: Final = 66
 """What stands beside the bar takes so many columns."""
 
 RATE_SECONDS: Final = 10.0
-
-LIVE_SECONDS: Final = 0.125
-PLAIN_SECONDS: Final = 10.0
 
 
 @attrs.define
@@ -63,60 +56,39 @@ class Counts:
         return f"{self.done + self.before} done{before}, {self.failed} failed, {self.bad} bad lines"
 
 
-class BatchView:
-    """Shows counts on standard error: a bar if that is a terminal, else a line now and then.
+class BatchView(View):
+    """Shows counts: on a terminal as a bar.
 
     Args:
         counts: what to show, which changes.
-        console: where.
+        console: where; None: on standard error.
     """
 
     def __init__(self, counts: Counts, console: Console | None = None) -> None:
-        self.console = console or make_console()
+        super().__init__(console)
         self._counts = counts
         self._lines, self._tokens = Rate(RATE_SECONDS), Rate(RATE_SECONDS)
-        self._ended = 0
-        self.bar = Progress(
+        self._bar = Progress(
             BarColumn(bar_width=min(24, max(1, self.console.width - WORDS))),
             MofNCompleteColumn(),
             TextColumn("{task.fields[pace]}"),
             console=self.console,
-            auto_refresh=False,  # the counters are the business of trio's thread
+            auto_refresh=False,
         )
-        self._task = self.bar.add_task("batch", total=None, pace="")
+        self._task = self._bar.add_task("batch", total=None, pace="")
 
-    @contextmanager
-    def showing(self) -> Iterator[None]:
-        """The block in which it is shown."""
-        if not can_be_live(self.console):
-            yield
-            return
-        with self.bar:
-            try:
-                yield
-            finally:
-                self.update()
-
-    async def refresh_now_and_then(self) -> None:
-        """Shows how things stand, until cancelled."""
-        is_live = can_be_live(self.console)
-        while True:
-            await trio.sleep(LIVE_SECONDS if is_live else PLAIN_SECONDS)
-            if is_live:
-                self.update()
-            else:
-                of = "" if self._counts.total is None else f" of {self._counts.total}"
-                self.note(f"{self._counts.handled}{of} lines, {self._pace()}")
-
-    def update(self) -> None:
-        """Draws the bar anew."""
+    def render(self) -> RenderableType:
+        """The bar as it is now."""
         counts = self._counts
-        self.bar.update(self._task, completed=counts.handled, total=counts.total, pace=self._pace())
-        self.bar.refresh()
+        self._bar.update(
+            self._task, completed=counts.handled, total=counts.total, pace=self._pace()
+        )
+        return self._bar.get_renderable()
 
-    def note(self, line: str) -> None:
-        """Writes a line, above the bar if there is one."""
-        write_note(self.console, line)
+    def summary(self) -> str:
+        """How far it is, and how fast it goes."""
+        of = "" if self._counts.total is None else f" of {self._counts.total}"
+        return f"{self._counts.handled}{of} lines, {self._pace()}"
 
     def _pace(self) -> str:
         counts = self._counts
