@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
+import trio
 
 from tests.cli.endless import far
 from tests.programs import in_terminal, run, started
@@ -52,6 +53,7 @@ def test_the_figures_are_those_of_vllm() -> None:
     told = report(numbers, (90, 99.9))
     assert "Request rate configured (req/s)   2.50" in told
     assert "concurrency" not in told
+    assert "interruption" not in told
     assert "Time to first token (TTFT)    200.00  200.00  81.65  280.00  299.80" in told
     assert "End-to-end latency (E2EL)          -" in told
 
@@ -141,8 +143,28 @@ async def test_ctrl_c_aborts_all_and_prints_the_figures_so_far(rate: tuple[str, 
         assert numbers["completed"] == 0
         assert numbers["total_output_tokens"] > 20
         statistics = coordinator.statistics()
-        assert statistics.aborts == statistics.submitted > 0
+        assert statistics.aborts == statistics.submitted == numbers["interrupted"] > 0
+        assert (numbers["aborted"], numbers["failed"]) == (0, 0)
+        told = f"interrupted: 0 of 100 requests had ended, {statistics.aborts} aborted"
+        assert await program.stderr.rest() == f"trio-infer: {told}\n"
         assert statistics.unroutable == 0
+
+
+async def test_ctrl_c_before_it_is_connected_says_so_as_well() -> None:
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port = listeners[0].socket.getsockname()[1]
+    options = ("--connect-timeout", "3600", "--address", f"tcp://127.0.0.1:{port}")
+    async with listeners[0], started("bench", *options) as program:
+        async with await listeners[0].accept():
+            program.send(signal.SIGINT)
+            assert await program.ended() == 130
+            told = "trio-infer: interrupted: 0 of 100 requests had ended, 0 aborted\n"
+            assert await program.stderr.rest() == told
+
+
+def test_what_was_interrupted_stands_in_the_table() -> None:
+    numbers = figures(Load(PLAN, ended=1.0, interrupted=3), ())
+    assert "Aborted by the interruption" in report(numbers, ())
 
 
 async def test_a_lost_connection_ends_it_with_the_figures_so_far() -> None:
@@ -152,7 +174,9 @@ async def test_a_lost_connection_ends_it_with_the_figures_so_far() -> None:
             await coordinator.wait_until(partial(far, coordinator))
             coordinator.die()
             assert await program.ended() == 1
-            assert json.loads(await program.stdout.rest())["total_output_tokens"] > 20
+            numbers = json.loads(await program.stdout.rest())
+            assert numbers["total_output_tokens"] > 20
+            assert (numbers["failed"], numbers["interrupted"]) == (16, 0)
             assert (await program.stderr.rest()).count("\n") == 1
             assert "connection was lost" in program.stderr.text
 

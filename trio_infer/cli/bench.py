@@ -187,6 +187,9 @@ async def _run(interruption: Interruption, job: _Job) -> int:
         finally:
             if load.ended is not None:
                 _tell(load, job, output)
+            if interruption.signal is not None:
+                done = f"{load.handled} of {job.plan.requests} requests had ended"
+                output.note(f"interrupted: {done}, {load.interrupted} aborted")
         if interruption.signal is None:
             await output.flush()
     return FAILED if load.failed else 0

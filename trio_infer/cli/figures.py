@@ -27,6 +27,7 @@ _ROWS: Final = (
     ("Successful requests", "completed", "d"),
     ("Failed requests", "failed", "d"),
     ("Aborted requests", "aborted", "d"),
+    ("Aborted by the interruption", "interrupted", "d"),
     ("Request rate configured (req/s)", "request_rate", ".2f"),
     ("Maximum request concurrency", "max_concurrency", "d"),
     ("Benchmark duration (s)", "duration", ".2f"),
@@ -71,6 +72,7 @@ def figures(
         "completed": load.completed,
         "failed": load.failed,
         "aborted": load.aborted,
+        "interrupted": load.interrupted,
         "total_input_tokens": load.input_tokens,
         "total_output_tokens": load.output_tokens,
         "request_throughput": load.completed / duration,
@@ -117,7 +119,7 @@ def report(numbers: dict[str, Any], percentiles: Sequence[float]) -> str:
     table.add_column(min_width=len(_NAMES["tpot"]))
     table.add_column(justify="right")
     for name, key, form in _ROWS:
-        if numbers[key] is not None:
+        if numbers[key] is not None and (numbers[key] or key != "interrupted"):
             table.add_row(name, _number(numbers[key], form))
     return plain_text(table, "", metric_table(numbers, percentiles), width=WIDTH)
 

@@ -67,8 +67,9 @@ class Load:
         completed: requests that ended well.
         failed: those that did not.
         aborted: those that were left before their end.
+        interrupted: those that ran when the load was cancelled.
         running: those that run.
-        input_tokens: of the prompts of those that completed or were aborted.
+        input_tokens: of the prompts of those that completed, or were aborted by whatever.
         output_tokens: that arrived.
         measured: for each metric the seconds it took, request by request, or token by token.
         arrivals: how many tokens arrived in each span of `BUCKET_SECONDS`.
@@ -81,6 +82,7 @@ class Load:
     completed: int = 0
     failed: int = 0
     aborted: int = 0
+    interrupted: int = 0
     running: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
@@ -89,6 +91,11 @@ class Load:
     )
     arrivals: Counter[int] = attrs.field(factory=Counter)
     first_failure: str | None = None
+
+    @property
+    def handled(self) -> int:
+        """Requests that nothing more will be done about."""
+        return self.completed + self.failed + self.aborted
 
     @property
     def duration(self) -> float:
@@ -166,6 +173,7 @@ class _Running:
         try:
             await self._follow(prompt, self._left.get(number))
         except ConnectionLost as error:
+            load.failed += 1
             self.loss = error
             self._nursery.cancel_scope.cancel()
         except InferenceError as error:
@@ -178,19 +186,27 @@ class _Running:
         load, count, first, last = self._load, 0, 0.0, 0.0
         began = trio.current_time()
         async with self._client.stream(prompt, self._params) as stream:
-            async for delta in stream:
-                now = trio.current_time()
-                load.note_tokens(len(delta.tokens))
-                if count:
-                    load.measured["itl"].append(now - last)
+            try:
+                async for delta in stream:
+                    now = trio.current_time()
+                    load.note_tokens(len(delta.tokens))
+                    if count:
+                        load.measured["itl"].append(now - last)
+                    else:
+                        first = now
+                        load.measured["ttft"].append(now - began)
+                    count, last = count + len(delta.tokens), now
+                    if leave_after is not None and count >= leave_after and not stream.finished:
+                        break
                 else:
-                    first = now
-                    load.measured["ttft"].append(now - began)
-                count, last = count + len(delta.tokens), now
-                if leave_after is not None and count >= leave_after and not stream.finished:
-                    break
-            else:
-                leave_after = None
+                    leave_after = None
+            except trio.Cancelled:
+                if self.loss is not None:
+                    load.failed += 1
+                else:
+                    load.interrupted += 1
+                    load.input_tokens += len(prompt)
+                raise
         load.input_tokens += len(prompt)
         if leave_after is not None:
             load.aborted += 1

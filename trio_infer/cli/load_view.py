@@ -52,11 +52,12 @@ class LoadView(View):
     def render(self) -> RenderableType:
         """The lines as they are now."""
         load = self._load
-        ended = load.completed + load.failed + load.aborted
         head = Table.grid(padding=(0, 1))
         total = load.plan.requests
         head.add_row(
-            "bench", ProgressBar(total, ended, width=BAR_WIDTH), Text(f"{ended}/{total}", "green")
+            "bench",
+            ProgressBar(total, load.handled, width=BAR_WIDTH),
+            Text(f"{load.handled}/{total}", "green"),
         )
         numbers = figures(load, self._percentiles, recent=RECENT)
         times = metric_table(numbers, self._percentiles)
