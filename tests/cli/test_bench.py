@@ -7,15 +7,18 @@ import signal
 import sys
 from array import array
 from functools import partial
+from io import StringIO
 from typing import TYPE_CHECKING
 
 import pytest
 import trio
+from rich.console import Console
 
 from tests.cli.endless import far
 from tests.programs import in_terminal, run, started
 from trio_infer.cli.figures import figures, percentile, report
-from trio_infer.cli.load import Load, Plan
+from trio_infer.cli.load import METRICS, Load, Plan
+from trio_infer.cli.load_view import LoadView
 from trio_infer.embedded import Faults, open_coordinator
 
 if TYPE_CHECKING:
@@ -56,6 +59,35 @@ def test_the_figures_are_those_of_vllm() -> None:
     assert "interruption" not in told
     assert "Time to first token (TTFT)    200.00  200.00  81.65  280.00  299.80" in told
     assert "End-to-end latency (E2EL)          -" in told
+
+
+@pytest.mark.parametrize("width", [200, 80, 60, 50, 20])
+def test_no_figure_is_cut_off_however_narrow_the_terminal(width: int) -> None:
+    percentiles = tuple(map(float, range(1, 100, 7)))
+    load = Load(PLAN, ended=1.0, output_tokens=10**9)
+    for place, metric in enumerate(METRICS):
+        load.measured[metric] = array("d", [12.345 * 4**place])
+    numbers = figures(load, percentiles)
+    told = report(numbers, percentiles, width)
+    words = told.split()
+    assert "…" not in told
+    for place in range(len(METRICS)):
+        assert words.count(f"{12345 * 4**place}.00") == 2 + len(percentiles)
+    assert "1000000000" in words
+    assert max(map(len, told.splitlines())) <= max(width, 50)
+
+
+@pytest.mark.parametrize("width", [100, 60])
+def test_no_figure_of_a_load_that_runs_is_cut_off_either(width: int) -> None:
+    load = Load(PLAN, ended=1.0, completed=4)
+    for metric in METRICS:
+        load.measured[metric] = array("d", [12.345])
+    written = StringIO()
+    console = Console(file=written, width=width)
+    console.print(LoadView(load, (50, 90, 99, 99.9), console).render())
+    shown = written.getvalue()
+    assert shown.split().count("12345.00") == 4 * 6
+    assert "4/4" in shown
 
 
 def test_percentiles_close_to_another_have_figures_of_their_own() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.endless import Endless
 from tests.cli.options import LONG, to
-from tests.programs import run, started
+from tests.programs import in_terminal, run, started
 from trio_infer import SamplingParams
 from trio_infer.cli.records import to_line
 from trio_infer.embedded import open_coordinator
@@ -88,6 +88,29 @@ def test_shows_log_probs_that_can_be_read(here: Here) -> None:
     assert rows[1].split()[:2] == ["91", "'['"]
     assert all(row.count("%") == 3 for row in rows)
     assert len(result.stdout) >= 3
+
+
+async def test_log_probs_lose_nothing_in_a_narrow_terminal(
+    coordinator: ScriptedCoordinator,
+) -> None:
+    likeliest = {f"a token {number}": -1.0 * number for number in range(12)}
+    options = ("--top-n-logprobs", "12")
+    async with in_terminal(
+        "generate", *to(coordinator), *options, "hi", env={"COLUMNS": "80"}
+    ) as terminal:
+        request = await coordinator.submission()
+        fields = {
+            "generated_log_probs": [-0.5],
+            "generated_top_n_logprobs": [likeliest],
+            "generated_text": "Hello",
+        }
+        coordinator.reply(request, [15496], **fields)
+        screen = await terminal.screen.rest()
+        assert screen.count("%") == 13
+        assert "…" not in screen
+        lines = screen.splitlines()
+        assert all(len(line) <= 80 for line in lines)
+        assert 3 < len(lines) < 14, "as many on a line as fit"
 
 
 async def test_log_probs_of_unknown_tokens_are_shown_by_id(

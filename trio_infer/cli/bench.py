@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,8 +12,9 @@ import click
 
 from ..background import running_behind
 from ..protocol.dialects import DIALECTS
+from .console import width_of
 from .exits import EXIT_CODES, FAILED
-from .figures import figures, report
+from .figures import WIDTH, figures, report
 from .interruption import Interruption, run_interruptible
 from .load import Load, Plan
 from .load_view import LoadView
@@ -197,7 +199,8 @@ async def _run(interruption: Interruption, job: _Job) -> int:
 
 def _tell(load: Load, job: _Job, output: Output) -> None:
     numbers = figures(load, job.percentiles)
-    output.text(to_line(numbers) if job.as_json else report(numbers, job.percentiles))
+    width = width_of(sys.stdout, WIDTH)
+    output.text(to_line(numbers) if job.as_json else report(numbers, job.percentiles, width))
     if load.first_failure is not None:
         output.note(f"{load.failed} requests failed, the first like this: {load.first_failure}")
     if job.plot is not None:

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.table import Table
 
-from .console import plain_text
+from .console import natural_width, plain_text
 from .load import METRICS, Load
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["figures", "metric_table", "percentile", "report"]
+__all__ = ["WIDTH", "figures", "metric_table", "percentile", "report"]
 
 WIDTH: Final = 80
+"""Columns where no terminal says how many."""
 
 _NAMES: Final = {
     "ttft": "Time to first token (TTFT)",
@@ -100,28 +101,38 @@ def _describe(
     return described
 
 
-def metric_table(numbers: dict[str, Any], percentiles: Sequence[float]) -> Table:
-    """The times, a line for each metric."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("milliseconds")
+def metric_table(numbers: dict[str, Any], percentiles: Sequence[float], width: int) -> Table:
+    """The times: a line for each metric, or where that is too wide, a column."""
     kinds = ("mean", "median", "std", *(f"p{percent:.12g}" for percent in percentiles))
-    for kind in kinds:
-        table.add_column(kind, justify="right")
-    for metric in METRICS:
-        cells = [_number(numbers[f"{kind}_{metric}_ms"], ".2f") for kind in kinds]
-        table.add_row(_NAMES[metric], *cells)
+    rows = [
+        [_number(numbers[f"{kind}_{metric}_ms"], ".2f") for kind in kinds] for metric in METRICS
+    ]
+    table = _times("milliseconds", kinds, dict(zip(_NAMES.values(), rows, strict=True)))
+    if natural_width(table) <= width:
+        return table
+    columns = dict(zip(kinds, map(list, zip(*rows, strict=True)), strict=True))
+    return _times("ms", [metric.upper() for metric in METRICS], columns)
+
+
+def _times(corner: str, heads: Sequence[str], rows: dict[str, list[str]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column(corner, no_wrap=True)
+    for head in heads:
+        table.add_column(head, justify="right", no_wrap=True)
+    for name, cells in rows.items():
+        table.add_row(name, *cells)
     return table
 
 
-def report(numbers: dict[str, Any], percentiles: Sequence[float]) -> str:
-    """All of it, for people to read."""
+def report(numbers: dict[str, Any], percentiles: Sequence[float], width: int = WIDTH) -> str:
+    """All of it, for people to read, in so many columns."""
     table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(min_width=len(_NAMES["tpot"]))
-    table.add_column(justify="right")
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
     for name, key, form in _ROWS:
         if numbers[key] is not None and (numbers[key] or key != "interrupted"):
             table.add_row(name, _number(numbers[key], form))
-    return plain_text(table, "", metric_table(numbers, percentiles), width=WIDTH)
+    return plain_text(table, "", metric_table(numbers, percentiles, width))
 
 
 def _number(value: float | None, form: str) -> str:

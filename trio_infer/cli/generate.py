@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,10 +14,11 @@ import trio
 from ..models import SamplingParams
 from ..protocol.dialects import DIALECTS
 from .blame import blaming_user
+from .console import width_of
 from .display import Display, JsonDisplay
 from .exits import EXIT_CODES
 from .interruption import Interruption, run_interruptible
-from .log_probs import log_prob_table
+from .log_probs import WIDTH, log_prob_table
 from .options import check_finite
 from .output import Output
 from .prompt import read_prompt
@@ -212,7 +214,8 @@ class _Asking:
 
     def _tell_log_probs(self, completion: Completion) -> None:
         if not self._job.as_json:
-            self._output.aside(log_prob_table(completion, self._job.decoder))
+            width = width_of(sys.stderr, WIDTH)
+            self._output.aside(log_prob_table(completion, self._job.decoder, width))
 
     def _tell_interruption(self, stream: CompletionStream[Completion]) -> None:
         if stream.finished:

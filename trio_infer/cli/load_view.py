@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["LoadView"]
 
 BAR_WIDTH: Final = 40
+WORDS: Final = 26
+"""What stands beside the bar takes so many columns at most."""
 
 RECENT: Final = 2000
 """The live view tells of so many times of each kind: to sort all of them would take too long."""
@@ -56,11 +58,13 @@ class LoadView(View):
         total = load.plan.requests
         head.add_row(
             "bench",
-            ProgressBar(total, load.handled, width=BAR_WIDTH),
+            ProgressBar(
+                total, load.handled, width=max(1, min(BAR_WIDTH, self.console.width - WORDS))
+            ),
             Text(f"{load.handled}/{total}", "green"),
         )
         numbers = figures(load, self._percentiles, recent=RECENT)
-        times = metric_table(numbers, self._percentiles)
+        times = metric_table(numbers, self._percentiles, self.console.width)
         return Group(head, Text(self.summary(), "bold"), times)
 
     def summary(self) -> str:
