@@ -171,10 +171,24 @@ async def test_the_disk_is_full(arguments: tuple[str, ...]) -> None:
     assert result.code == 1
 
 
-async def test_standard_output_is_closed() -> None:
-    shell = ("sh", "-c", '"$@" >&-', "sh", sys.executable, "-m", "trio_infer")
-    result = await run("generate", "-n", "5", "hi", command=shell)
-    assert (result.code, result.stderr) == (0, "")
+CLOSED = ("sh", "-c", '"$@" >&-', "sh", sys.executable, "-m", "trio_infer")
+
+
+@pytest.mark.parametrize("arguments", ["--help", "coordinator", "completion bash"])
+async def test_standard_output_is_closed(arguments: str) -> None:
+    result = await run(*arguments.split(), command=CLOSED)
+    assert said(result).endswith("input or output failed: standard output is closed")
+    assert result.code == 1
+
+
+@pytest.mark.parametrize("arguments", ["generate hi", "bench", "ping", "engines pause"])
+async def test_nothing_is_asked_for_where_standard_output_is_closed(
+    coordinator: ScriptedCoordinator, arguments: str
+) -> None:
+    result = await run(*arguments.split(), *to(coordinator), command=CLOSED)
+    assert said(result) == "input or output failed: standard output is closed"
+    assert result.code == 1
+    assert not coordinator.log
 
 
 BROKEN = """

@@ -66,7 +66,9 @@ def _diagnose(error: BaseException) -> tuple[str, int]:
     if isinstance(error, InferenceError):
         return str(error) or type(error).__name__, FAILED
     if isinstance(error, OSError):
-        return f"input or output failed: {error.strerror or error}", FAILED
+        closed = error.errno == errno.EBADF
+        what = "standard output is closed" if closed else error.strerror or error
+        return f"input or output failed: {what}", FAILED
     if os.environ.get(DEBUG):
         raise error
     what = "".join(str(error).splitlines()[:1])

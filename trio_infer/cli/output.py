@@ -76,8 +76,9 @@ class Output:
 
         Raises:
             OSError: it cannot be written, such as when nobody reads any more; that cancels the
-                block.
+                block. Where standard output is closed it is not entered.
         """
+        os.write(sys.stdout.fileno(), b"")
         async with running_behind(self._write_all):
             try:
                 yield

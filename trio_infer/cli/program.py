@@ -58,6 +58,8 @@ def run() -> int:
     """Runs the program and returns its exit code. Shows no traceback, whatever happens."""
     if sys.stdin is None:  # closed: then it is empty
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: PTH123, SIM115 - to the end
+    if sys.stdout is None:  # closed: then writing to it fails, rather than doing nothing
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w", encoding="utf-8")
     try:
         code = program.main(prog_name=NAME, standalone_mode=False)
     except SystemExit as end:  # click's answer to a shell that completes, and to a broken pipe
