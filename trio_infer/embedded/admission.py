@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ..complaints import Complaints
-    from .language_model import LanguageModel
+    from .language_model import LanguageModel, Traits
     from .prefix_cache import PrefixCache
 
 __all__ = ["Handoff", "admit"]
@@ -44,6 +44,7 @@ def admit(
     handoff: Handoff | None,
     salt: str | None,
     model: LanguageModel,
+    traits: Traits,
     max_sequence_length: int,
     rng: random.Random,
     now: float,
@@ -56,7 +57,7 @@ def admit(
     """
     try:
         params = RequestParams.from_wire(sampling_params, known_params)
-        tokens = _token_ids(prompt, params, model)
+        tokens = _token_ids(prompt, params, model, traits)
         stop_words = [model.tokenize(word) for word in params.stop_words or ()]
     except ValueError as error:
         complaints.warn("request %d refused: %s", request_id, error)
@@ -76,6 +77,7 @@ def admit(
         params=params,
         budget=params.budget(prompt_length=len(tokens), max_sequence_length=max_sequence_length),
         termination_id=end_token,
+        end_tokens=traits.end_tokens,
         stop_words=[word for word in stop_words if word],
         rng=rng,
         block_size_tokens=None if prefix_cache is None else prefix_cache.block_size,
@@ -90,7 +92,9 @@ def admit(
     return request
 
 
-def _token_ids(prompt: str | list[int], params: RequestParams, model: LanguageModel) -> list[int]:
+def _token_ids(
+    prompt: str | list[int], params: RequestParams, model: LanguageModel, traits: Traits
+) -> list[int]:
     """The prompt as ids of the model's vocabulary, in a list of its own.
 
     Raises:
@@ -100,8 +104,11 @@ def _token_ids(prompt: str | list[int], params: RequestParams, model: LanguageMo
         msg = "the prompt is empty"
         raise ValueError(msg)
     if isinstance(prompt, str):
-        begin = [model.end_token] if params.add_bos else []
-        return begin + model.tokenize(prompt)
+        tokens = model.tokenize(prompt)
+        begin = [traits.begin_token]
+        if params.add_bos or (traits.begins_prompts and tokens[:1] != begin):
+            return begin + tokens
+        return tokens
     if set(map(type, prompt)) != {int}:
         msg = "the prompt has items that are no token ids"
         raise ValueError(msg)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -19,7 +20,7 @@ from ..protocol.dialect import Kind
 from ..protocol.hashing import PrefixHashing
 from ..protocol.packing import Frames, MalformedMessage
 from .admission import Handoff
-from .engine import Engine, EnginePartial, EngineReply
+from .engine import Engine, EnginePartial, EngineReply, EngineStep
 from .finished_request import LACKING, Status, failed_on_purpose
 from .lifecycle import CONTROL, CoordinatorState, EngineDied, EngineState
 from .outgoing import Outgoing
@@ -27,12 +28,12 @@ from .routing import Router
 from .statistics import CoordinatorStatistics, RunningRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable
 
     from ..protocol.dialect import Dialect
     from ..protocol.packing import Frame
 
-__all__ = ["CoordinatorCore"]
+__all__ = ["CoordinatorCore", "CoreStep"]
 
 _logger = logging.getLogger(__name__)
 
@@ -47,6 +48,30 @@ class _Route:
     client_id: int
     engine: int
     replies: int = 0
+
+
+@attrs.frozen
+class CoreStep:
+    """A step of all engines that has begun."""
+
+    steps: Sequence[tuple[Engine, EngineStep]]
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether anybody waits for what it computes."""
+        return any(
+            not engine.life.is_gone and step.computation.is_wanted for engine, step in self.steps
+        )
+
+    def run(self) -> None:
+        """Computes it, in whatever thread."""
+        for _, step in self.steps:
+            step.computation.run()
+
+    def interrupt(self) -> None:
+        """Lets the computation end soon, if the models mind that."""
+        for _, step in self.steps:
+            step.computation.interrupt()
 
 
 class CoordinatorCore:
@@ -188,20 +213,50 @@ class CoordinatorCore:
             self._counts["ignored"] += 1
             _logger.debug("%s of unknown client %r ignored", message.kind.name, identity)
 
+    @property
+    def runs_in_thread(self) -> bool:
+        """Whether steps are to be computed in a worker thread."""
+        return any(engine.traits.runs_in_thread for engine in self.engines)
+
     def step(self, now: float) -> None:
         """Lets each engine decode a token of each request that it runs.
 
         Args:
             now: the time, in seconds, at which the tokens are there.
         """
-        for engine in self._engines:
-            for output in engine.step(now):
-                if isinstance(output, EnginePartial):
-                    route = self._routes[output.request_id]
-                    frames = self._codec.partial(route.client_id, output.body)
-                    self._send(output.request_id, route, frames)
-                else:
-                    self._reply(output)
+        step = self.begin(now)
+        step.run()
+        self.finish(step, now)
+
+    def begin(self, now: float) -> CoreStep:
+        """Begins a step of each engine, and tells of what has ended already.
+
+        Messages may be taken before it is finished.
+        """
+        begun = [(engine, engine.begin(now)) for engine in self._engines]
+        steps = [(engine, step) for engine, step in begun if step is not None]
+        for _, step in steps:
+            self._answer(step.outputs)
+        return CoreStep(steps)
+
+    def finish(self, step: CoreStep, now: float) -> None:
+        """Finishes the steps that have been computed.
+
+        Args:
+            step: what `begin` returned.
+            now: the time, in seconds, at which the tokens are there.
+        """
+        for engine, each in step.steps:
+            self._answer(engine.finish(each, now))
+
+    def _answer(self, outputs: Iterable[EnginePartial | EngineReply]) -> None:
+        for output in outputs:
+            if isinstance(output, EnginePartial):
+                route = self._routes[output.request_id]
+                frames = self._codec.partial(route.client_id, output.body)
+                self._send(output.request_id, route, frames)
+            else:
+                self._reply(output)
 
     def take_outgoing(self) -> list[Outgoing]:
         """What is to be sent, in order; it is handed out once."""

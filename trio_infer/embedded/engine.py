@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -15,17 +14,18 @@ from ..complaints import Complaints
 from ..models.sampling_params import FIELD_NAMES
 from ..protocol.dialect import Kind
 from .admission import Handoff, admit
-from .engine_request import EngineRequest
+from .computation import Computation
+from .engine_request import EngineRequest, Finding
 from .finished_request import EngineEvent, EventType
 from .kv_blocks import KVBlocks
+from .language_model import CachingModel, Traits
 from .lifecycle import STEPS_TO_PAUSE, EngineDied, EngineState, Lifecycle
-from .prefix import Prefix
 from .prefix_cache import PrefixCache
 
 if TYPE_CHECKING:
     from .language_model import LanguageModel
 
-__all__ = ["Engine", "EnginePartial", "EngineReply", "RunningState"]
+__all__ = ["Engine", "EnginePartial", "EngineReply", "EngineStep", "RunningState"]
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -67,6 +67,14 @@ class RunningState:
     generated_length: int
 
 
+@attrs.frozen
+class EngineStep:
+    """A step that has begun: what there is to send at once, and what has to be computed first."""
+
+    outputs: list[EngineReply]
+    computation: Computation
+
+
 class Engine:
     """Decodes a bounded number of requests at a time, a token of each in every step.
 
@@ -76,7 +84,8 @@ class Engine:
     Args:
         model: what continues the sequences.
         max_requests: how many run at once; the others wait, first come first served.
-        max_sequence_length: how many tokens a prompt and what follows it may have.
+        max_sequence_length: how many tokens a prompt and what follows it may have, unless the model
+            holds less.
         seed: where chance begins; None: somewhere else each time.
         block_size_tokens: how many tokens make a block of the prefix cache; None: there is none.
         sampling_fields: the sampling parameters that it knows; of others it takes no notice.
@@ -100,12 +109,16 @@ class Engine:
             msg = "max_requests and max_sequence_length must be at least 1"
             raise ValueError(msg)
         self.model = model
+        self.traits = Traits.of(model)
         self.max_requests = max_requests
-        self.max_sequence_length = max_sequence_length
+        self.max_sequence_length = min(
+            max_sequence_length, self.traits.max_sequence_length or max_sequence_length
+        )
         self.life = Lifecycle(steps_to_pause=steps_to_pause)
         self.kv_blocks = KVBlocks() if kv_handoff else None
         self.steps = 0
         self.tokens = 0
+        self._caching = model if isinstance(model, CachingModel) else None
         self._seed = seed
         self._sampling_fields = sampling_fields
         self._prefix_cache = None if block_size_tokens is None else PrefixCache(block_size_tokens)
@@ -187,6 +200,8 @@ class Engine:
         self.life.state = state
         if self.kv_blocks is not None:
             self.kv_blocks.release_all()
+        for request in self._running.values():
+            _close(request)
         self._running.clear()
         self._waiting.clear()
 
@@ -234,6 +249,7 @@ class Engine:
             handoff=handoff,
             salt=salt,
             model=self.model,
+            traits=self.traits,
             max_sequence_length=self.max_sequence_length,
             rng=random.Random(  # noqa: S311 - sampling, not cryptography
                 None if self._seed is None else f"{self._seed}/{request_id}"
@@ -273,23 +289,87 @@ class Engine:
         Args:
             now: the time, in seconds, at which the tokens are there.
         """
+        step = self.begin(now)
+        if step is None:
+            return []
+        step.computation.run()
+        return [*step.outputs, *self.finish(step, now)]
+
+    def begin(self, now: float) -> EngineStep | None:
+        """Begins a step: ends what is over already, and says what has to be computed.
+
+        That may take its time. Whatever befalls the engine meanwhile, `finish` minds.
+
+        Args:
+            now: the time, in seconds.
+        """
         self.life.count_step()
         if not self.life.steps:
             self._last_step = None
-            return []
+            return None
         self._fill_batch(now)
         if not self._running:
             self._last_step = None
+            return None
+        self.steps += 1
+        over = [request for request in self._running.values() if request.is_over]
+        ends = self._end_requests(over, now)
+        return EngineStep(ends, Computation(self.model, self._caching, self._due()))
+
+    def finish(self, step: EngineStep, now: float) -> list[EnginePartial | EngineReply]:
+        """Finishes a step, after its computation, and returns what there is to send.
+
+        What was aborted meanwhile ends, without a token of this step. An engine that has gone does
+        nothing. One that was paused at once keeps the tokens, and tells of them when it goes on.
+
+        Args:
+            step: what `begin` returned.
+            now: the time, in seconds, at which the tokens are there.
+        """
+        if self.life.is_gone:
             return []
         step_time = 0.0 if self._last_step is None else now - self._last_step
         self._last_step = now
-        self.steps += 1
-        over = [request for request in self._running.values() if request.is_over]
-        over += self._decode(now, step_time)
-        for request in over:
+        computed = step.computation
+        ended = [
+            request
+            for (request, places), found in zip(computed.asked, computed.findings, strict=True)
+            if self._apply(request, zip(places, found, strict=False), now, step_time)
+        ]
+        if not self.life.steps:
+            self._last_step = None
+            for request in ended:
+                request.stopped = True
+            return []
+        return [*self._end_requests(ended, now), *self._partials()]
+
+    def _apply(
+        self,
+        request: EngineRequest,
+        found: Iterable[tuple[int, Finding]],
+        now: float,
+        step_time: float,
+    ) -> bool:
+        """Gives a request what was found for it. Returns whether it ends."""
+        if request.aborted:
+            return True
+        for place, finding in found:
+            if place < request.prompt_length:
+                request.prompt_scores.add(finding)
+                continue
+            self.tokens += 1
+            if request.ttft is None:
+                request.ttft = now - request.events[0].timestamp
+            if step_time > 0:
+                request.tpot.append(step_time)
+            return request.extend(finding)
+        return request.is_over  # asked for scores alone
+
+    def _end_requests(self, requests: Sequence[EngineRequest], now: float) -> list[EngineReply]:
+        for request in requests:
             del self._running[request.request_id]
-        replies = [EngineReply(request.request_id, self._finish(request, now)) for request in over]
-        return [*replies, *self._partials()]
+            _close(request)
+        return [EngineReply(request.request_id, self._finish(request, now)) for request in requests]
 
     def _finish(self, request: EngineRequest, now: float) -> dict[str, Any]:
         handoff = None
@@ -300,40 +380,32 @@ class Engine:
 
     def _fill_batch(self, now: float) -> None:
         while self._waiting and len(self._running) < self.max_requests:
-            _, request = self._waiting.popitem(last=False)
+            request = next(iter(self._waiting.values()))
+            if self._caching is not None and not request.is_over:
+                request.sequence = self._caching.open_sequence()
+                if request.sequence is None:
+                    return
+            del self._waiting[request.request_id]
             request.events.append(EngineEvent(now, EventType.ADD_CONTEXT))
             if self._prefix_cache is not None:
                 request.num_cached_tokens = self._prefix_cache.take(request.block_hashes)
             self._running[request.request_id] = request
 
-    def _decode(self, now: float, step_time: float) -> list[EngineRequest]:
-        """Gives each request that goes on its next token. Returns those that it ends."""
-        going_on = [request for request in self._running.values() if not request.is_over]
-        self._score_prompts(going_on)
-        ended = [request for request in going_on if request.is_over]  # asked for scores alone
-        batch = [request for request in going_on if not (request.unscored or request.is_over)]
-        rows = self._ask([request.tokens for request in batch])
-        for request, row in zip(batch, rows, strict=True):
-            self.tokens += 1
-            if request.extend(row, self.model):
-                ended.append(request)
-            if request.ttft is None:
-                request.ttft = now - request.events[0].timestamp
-            if step_time > 0:
-                request.tpot.append(step_time)
-        return ended
-
-    def _score_prompts(self, requests: Sequence[EngineRequest]) -> None:
-        """Scores prompts, in order, as far as one step goes."""
-        due = ((request, place) for request in requests for place in request.unscored)
-        scored = list(islice(due, SCORED_PER_STEP))
-        rows = self._ask([Prefix(request.tokens, place) for request, place in scored])
-        for (request, place), row in zip(scored, rows, strict=True):
-            request.score_prompt(place, row, self.model)
-
-    def _ask(self, sequences: Sequence[Sequence[int]]) -> Sequence[Sequence[float]]:
-        return self.model.next_token_log_probs(sequences) if sequences else []
+    def _due(self) -> list[tuple[EngineRequest, range]]:
+        """What is to be found in this step; of prompts no more than one step scores, in order."""
+        left, due = SCORED_PER_STEP, []
+        for request in self._running.values():
+            places = request.due(left)
+            left -= min(left, len(request.unscored))
+            if places:
+                due.append((request, places))
+        return due
 
     def _partials(self) -> list[EnginePartial]:
         bodies = ((each.request_id, each.take_partial()) for each in self._running.values())
         return [EnginePartial(request_id, body) for request_id, body in bodies if body is not None]
+
+
+def _close(request: EngineRequest) -> None:
+    if request.sequence is not None:
+        request.sequence.close()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
 
 from .finished_request import EngineEvent, EventType, FinishedRequest, Status
+from .language_model import ModelSequence
 from .request_params import RequestParams
 from .sampling import sample_token, top_log_probs
 
@@ -16,7 +17,15 @@ if TYPE_CHECKING:
 
     from .language_model import LanguageModel
 
-__all__ = ["EngineRequest", "Scores"]
+__all__ = ["EngineRequest", "Finding", "Scores"]
+
+
+class Finding(NamedTuple):
+    """A token, and if that is asked for how probable it was, and what was likeliest there."""
+
+    token: int
+    log_prob: float | None = None
+    top_n: dict[str, float] | None = None
 
 
 @attrs.define
@@ -26,12 +35,12 @@ class Scores:
     log_probs: list[float] = attrs.field(factory=list)
     top_n: list[dict[str, float]] = attrs.field(factory=list)
 
-    def add(self, token: int, log_probs: Sequence[float], top_n: int, model: LanguageModel) -> None:
-        """Scores one more token by the model's answer for its place."""
-        self.log_probs.append(log_probs[token])
-        if top_n:
-            best = top_log_probs(log_probs, top_n)
-            self.top_n.append({model.detokenize([other]): value for other, value in best})
+    def add(self, finding: Finding) -> None:
+        """Keeps those of one more token, if they were asked for."""
+        if finding.log_prob is not None:
+            self.log_probs.append(finding.log_prob)
+        if finding.top_n is not None:
+            self.top_n.append(finding.top_n)
 
     def drop_last(self) -> None:
         """Forgets the last token."""
@@ -44,13 +53,16 @@ class EngineRequest:
 
     Attributes:
         tokens: the prompt's and the generated ids, one behind the other.
+        termination_id: the token that ends it, by the request's word or else the model's.
+        end_tokens: those that end texts of the model.
         budget: how many tokens may be generated; an abort lowers it to what there is.
         block_size_tokens: how many tokens make a block of the prefix cache, if there is one.
         block_hashes: of the prompt's complete blocks.
         num_cached_tokens: how many tokens of the prompt were found in the cache.
+        sequence: where a model keeps what it computes of this request, if it does.
         epochs: from which token on which generation epoch holds, if any was set.
         sent: how many generated tokens went out in partial replies.
-        stopped: a stop word has ended it; the engine finishes it on the next step.
+        stopped: its last token has come; the engine finishes it on the next step.
         aborted: so has an abort.
     """
 
@@ -61,12 +73,14 @@ class EngineRequest:
     params: RequestParams
     budget: int
     termination_id: int
+    end_tokens: frozenset[int]
     stop_words: list[list[int]]
     rng: random.Random
     events: list[EngineEvent]
     block_size_tokens: int | None = None
     block_hashes: list[int] = attrs.field(factory=list)
     num_cached_tokens: int = 0
+    sequence: ModelSequence | None = None
     epochs: list[tuple[int, int]] | None = None
     prompt_scores: Scores = attrs.field(factory=Scores)
     generated_scores: Scores = attrs.field(factory=Scores)
@@ -88,6 +102,19 @@ class EngineRequest:
             return range(0)
         return range(1 + len(self.prompt_scores.log_probs), self.prompt_length)
 
+    def due(self, most: int) -> range:
+        """The places of the tokens that the next step is to find: the prompt's, then the next one.
+
+        Args:
+            most: so many of the prompt's can be scored.
+        """
+        unscored, end = self.unscored, len(self.tokens)
+        if not unscored:
+            return range(end, end + 1)
+        if len(unscored) > most or self.budget == 0:  # which is for those who want scores alone
+            return unscored[:most]
+        return range(unscored.start, end + 1)
+
     @property
     def is_over(self) -> bool:
         """Whether the next step ends it without another token."""
@@ -106,26 +133,39 @@ class EngineRequest:
         else:
             self.epochs.append((len(self.tokens) - 1, epoch))
 
-    def score_prompt(self, place: int, log_probs: Sequence[float], model: LanguageModel) -> None:
-        """Scores the prompt's token in that place."""
-        self.prompt_scores.add(self.tokens[place], log_probs, self.params.top_n_logprobs, model)
-
-    def extend(self, log_probs: Sequence[float], model: LanguageModel) -> bool:
-        """Draws and appends the next token. Returns whether that was the last one."""
+    def find(self, place: int, log_probs: Sequence[float], model: LanguageModel) -> Finding:
+        """The prompt's token in that place, or behind all tokens the next one, which is drawn."""
         params = self.params
-        token = sample_token(
-            log_probs,
-            self.rng,
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-        )
-        self.tokens.append(token)
-        if params.return_log_probs:
-            self.generated_scores.add(token, log_probs, params.top_n_logprobs, model)
+        if place < self.prompt_length:
+            token = self.tokens[place]
+        else:
+            token = sample_token(
+                log_probs,
+                self.rng,
+                temperature=params.temperature,
+                top_k=params.top_k,
+                top_p=params.top_p,
+            )
+        if not params.return_log_probs:
+            return Finding(token)
+        if not params.top_n_logprobs:
+            return Finding(token, log_probs[token])
+        best = top_log_probs(log_probs, params.top_n_logprobs)
+        top_n = {model.detokenize([other]): value for other, value in best}
+        return Finding(token, log_probs[token], top_n)
+
+    def extend(self, finding: Finding) -> bool:
+        """Appends the next token. Returns whether that was the last one."""
+        self.tokens.append(finding.token)
+        self.generated_scores.add(finding)
         spent = self.generated_length >= self.budget
         self._stop()
-        return token == self.termination_id or spent
+        return self._ends(finding.token) or spent
+
+    def _ends(self, token: int) -> bool:
+        if self.params.termination_id is None:
+            return token in self.end_tokens
+        return token == self.termination_id
 
     def _stop(self) -> None:
         """Looks whether a stop word has just been completed, and takes it away again.
@@ -193,7 +233,7 @@ class EngineRequest:
             prompt_tokens=self.tokens[: self.prompt_length],
             returns_prompt_tokens=self.params.returns_prompt_tokens,
             generated_tokens=generated,
-            generated_text=model.detokenize(self._shown(generated, model.end_token)),
+            generated_text=model.detokenize(self._shown(generated)),
             prompt_log_probs=self.prompt_scores.log_probs if wants_log_probs else None,
             generated_log_probs=self.generated_scores.log_probs if wants_log_probs else None,
             prompt_top_n_logprobs=self.prompt_scores.top_n if wants_top_n else None,
@@ -202,7 +242,7 @@ class EngineRequest:
             tpot=self.tpot,
             block_size_tokens=self.block_size_tokens,
             block_hashes=self.block_hashes,
-            num_cached_tokens=self.num_cached_tokens,
+            num_cached_tokens=self._known_tokens,
             epochs=self.epochs,
             handoff=handoff,
         ).to_wire()
@@ -213,10 +253,16 @@ class EngineRequest:
             return model.detokenize(self.tokens[: self.prompt_length])
         return self.prompt
 
-    def _shown(self, generated: Sequence[int], end_token: int) -> Sequence[int]:
+    @property
+    def _known_tokens(self) -> int:
+        if self.sequence is None:
+            return self.num_cached_tokens
+        return self.sequence.num_cached_tokens
+
+    def _shown(self, generated: Sequence[int]) -> Sequence[int]:
         """The tokens without the end tokens that they end in, unless those were asked for."""
         length = len(generated)
         if not self.params.detokenize_stop_sequence:
-            while length and generated[length - 1] == end_token:
+            while length and generated[length - 1] in self.end_tokens:
                 length -= 1
         return generated[:length]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import trio
 
@@ -12,10 +12,14 @@ from ..sockets import NotConnected, Socket
 
 if TYPE_CHECKING:
     from ..protocol.packing import Frames
-    from .core import CoordinatorCore
+    from .core import CoordinatorCore, CoreStep
     from .faults import FaultInjector
 
 __all__ = ["Serving"]
+
+
+STALLED_SECONDS: Final = 0.01
+"""Where requests wait for room that others of the same model have, it is looked for so often."""
 
 
 class Serving:
@@ -42,6 +46,7 @@ class Serving:
         self._changed = trio.Event()
         self._backlog: list[Frames] = []
         self._until_due = trio.CancelScope()
+        self._one_thread = trio.CapacityLimiter(1)
         self._epoch = time.time() - trio.current_time()
 
     def change(self) -> None:
@@ -97,10 +102,41 @@ class Serving:
                 await self.wait_changed()
                 continue
             await trio.sleep(self.step_time)
-            if self._runs:
+            if not self._runs:
+                continue
+            if self.core.runs_in_thread:
+                await self._step_in_thread()
+            else:
                 self.core.step(self._now())
-                self._flush()
+            self._flush()
         self._end(linger=True)
+
+    async def _step_in_thread(self) -> None:  # noqa: ASYNC910 - the caller has had its turn
+        """A step that a thread computes, while messages are taken; frozen, it does not end.
+
+        Cancelled, it waits for the thread, which models that mind an interruption make short.
+        """
+        step = self.core.begin(self._now())
+        self._flush()
+        if step.is_wanted:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._interrupt_unwanted, step)
+                await trio.to_thread.run_sync(step.run, limiter=self._one_thread)
+                nursery.cancel_scope.cancel()
+        elif not step.steps:
+            await trio.sleep(STALLED_SECONDS)
+        while self.frozen and not self.core.stopped:
+            await self.wait_changed()
+        if not self.core.stopped:
+            self.core.finish(step, self._now())
+
+    @trio.lowlevel.enable_ki_protection
+    async def _interrupt_unwanted(self, step: CoreStep) -> None:  # noqa: ASYNC910 - may be already
+        try:
+            while step.is_wanted and not self.core.stopped:
+                await self.wait_changed()
+        finally:
+            step.interrupt()
 
     @trio.lowlevel.enable_ki_protection
     async def send_held(self) -> None:

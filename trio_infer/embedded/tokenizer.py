@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .language_model import Traits
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -17,6 +19,7 @@ class ModelTokenizer:
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
+        self._ends = Traits.of(model).end_tokens
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a text.
@@ -28,5 +31,4 @@ class ModelTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids; as usual with tokenizers, the end token has none."""
-        end = self._model.end_token
-        return self._model.detokenize([token for token in ids if token != end])
+        return self._model.detokenize([token for token in ids if token not in self._ends])
