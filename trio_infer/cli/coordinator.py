@@ -10,14 +10,14 @@ import click
 import trio
 
 from ..background import running_behind
-from ..embedded import Faults, open_coordinator
+from ..embedded import Faults, LanguageModel, LlamaModel, open_coordinator
 from ..embedded.engine import DEFAULT_MAX_REQUESTS, DEFAULT_MAX_SEQUENCE_LENGTH
 from ..protocol.dialects import FRAMED
 from .activity import ActivityView
 from .blame import blaming_user, opening
 from .exits import EXIT_CODES
 from .interruption import Interruption
-from .model import load_model
+from .model import MODEL_HELP, load_model
 from .options import dialect_option
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ Examples:
   trio-infer coordinator --engines 2 --step-time 0.02
   trio-infer coordinator --seed 1 --fault fail=0.1 --fault delay=0.5 --delay-seconds 0.1 2
   trio-infer coordinator --model shakespeare.txt
+  trio-infer coordinator --model smollm2
 """
 
 
@@ -103,8 +104,7 @@ def _parse_faults(_context: object, _option: object, values: Sequence[str]) -> d
 @click.option(
     "--model",
     metavar="MODEL",
-    help="The language model: a file of text to count, or MODULE:OBJECT, a LanguageModel or a"
-    " class of such.  [default: Python's help, counted]",
+    help=MODEL_HELP,
 )
 @click.option(
     "--seed",
@@ -155,14 +155,16 @@ async def _run(options: dict[str, Any]) -> None:
         with interruption.cancels():
             async with opening(partial(open_coordinator, **options)) as serving:
                 click.echo(serving.address)
-                _hint(serving.address, options["dialect"])
+                _hint(serving.address, options["dialect"], options["model"])
                 view = ActivityView(serving)
                 with view.showing():
                     async with running_behind(view.refresh_now_and_then):
                         await serving.wait_until(lambda: serving.stopped)
 
 
-def _hint(address: str, dialect: str) -> None:
+def _hint(address: str, dialect: str, model: LanguageModel | None) -> None:
     told = "" if dialect == FRAMED.name else f"--dialect {dialect} "
-    asking = f"trio-infer generate --stream --tokenizer bytes {told}--address {address} PROMPT"
+    if not isinstance(model, LlamaModel):
+        told = f"--tokenizer bytes {told}"
+    asking = f"trio-infer generate --stream {told}--address {address} PROMPT"
     click.echo(f"trio-infer: serving until Ctrl-C; to ask it: {asking}", err=True)

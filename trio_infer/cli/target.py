@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 import click
 
-from ..embedded import open_coordinator
+from ..embedded import LanguageModel, open_coordinator
 from ..opening import open_client
 from .blame import opening
+from .model import MODEL_HELP, load_model
 from .options import dialect_option, gather_options
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Target:
         connect_timeout: how many seconds connecting may take.
         seed: where chance begins in an embedded one; None: somewhere else each time.
         step_time: how many seconds a step of an embedded one takes; None: as few as it can.
+        model: what an embedded one runs; None: the small model.
     """
 
     address: str | None
@@ -41,6 +43,7 @@ class Target:
     connect_timeout: float
     seed: int | None = None
     step_time: float | None = None
+    model: LanguageModel | None = None
 
     def __attrs_post_init__(self) -> None:
         if self.address is not None and (self.seed, self.step_time) != (None, None):
@@ -63,6 +66,7 @@ class Target:
             dialect=self.dialect,
             seed=self.seed,
             step_time=self.step_time or 0.0,
+            model=self.model,
         )
         async with opening(make) as coordinator:
             yield coordinator.address
@@ -105,8 +109,20 @@ _STEP_TIME: Final = click.option(
 )
 
 
+_MODEL: Final = click.option("--model", metavar="MODEL", help=MODEL_HELP)
+
+
 def _take(*names: str) -> Callable[[dict[str, Any]], Target]:
-    return lambda given: Target(**{name: given.pop(name) for name in names})
+    def take(given: dict[str, Any]) -> Target:
+        taken = {name: given.pop(name) for name in names}
+        if taken.get("model") is not None:
+            if taken["address"] is not None:
+                msg = "--model is for the embedded coordinator, not for one at an address"
+                raise click.UsageError(msg)
+            taken["model"] = load_model(taken["model"])
+        return Target(**taken)
+
+    return take
 
 
 _NAMES: Final = ("address", "dialect", "connect_timeout")
@@ -115,9 +131,13 @@ target_options = gather_options("target", _TARGET, _take(*_NAMES))
 """Gives a command the options of a coordinator, which it gets as its argument ``target``."""
 
 embedded_options = gather_options(
-    "target", (*_TARGET, _SEED, _STEP_TIME), _take(*_NAMES, "seed", "step_time")
+    "target",
+    (*_TARGET, _MODEL, _SEED, _STEP_TIME),
+    _take(*_NAMES, "model", "seed", "step_time"),
 )
 """As `target_options`, and those of an embedded one as well."""
 
-paced_options = gather_options("target", (*_TARGET, _STEP_TIME), _take(*_NAMES, "step_time"))
+paced_options = gather_options(
+    "target", (*_TARGET, _MODEL, _STEP_TIME), _take(*_NAMES, "model", "step_time")
+)
 """As `embedded_options`, for a command that has a seed of its own."""

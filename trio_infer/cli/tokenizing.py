@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import click
 
+from ..embedded import ModelTokenizer
 from ..embedded.ngram import END_TOKEN
+from ..protocol.detokenizing import Detokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["TOKENIZERS", "ByteDecoder", "Decoder", "make_decoder"]
+    from ..embedded import LanguageModel
+
+__all__ = ["TOKENIZERS", "ByteDecoder", "Decoder", "ModelDecoder", "make_decoder"]
 
 
 class Decoder(Protocol):
@@ -50,6 +54,29 @@ class ByteDecoder:
         if not 0 <= token < END_TOKEN:
             return ""
         return repr(bytes((token,)).decode(errors="backslashreplace"))
+
+
+class ModelDecoder:
+    """Takes ids for those of a model in this process.
+
+    Args:
+        model: the model.
+    """
+
+    def __init__(self, model: LanguageModel) -> None:
+        self._tokenizer = ModelTokenizer(model)
+        self._detokenizer = Detokenizer(self._tokenizer)
+        self._tokens: list[int] = []
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """As `Decoder` has it. The end token has no text."""
+        self._tokens += tokens
+        return self._detokenizer.take(self._tokens, ended=False)
+
+    def piece(self, token: int) -> str:
+        """As `Decoder` has it."""
+        text = self._tokenizer.decode([token])
+        return repr(text) if text else "(end)"
 
 
 TOKENIZERS: Final[Mapping[str, Callable[[], Decoder]]] = {"bytes": ByteDecoder}

@@ -258,6 +258,11 @@ class CoordinatorCore:
             else:
                 self._reply(output)
 
+    def let_go(self) -> None:
+        """Tells the models that nothing more will be asked; what runs stays as it is."""
+        for engine in self._engines:
+            engine.let_go()
+
     def take_outgoing(self) -> list[Outgoing]:
         """What is to be sent, in order; it is handed out once."""
         outgoing, self._outgoing = self._outgoing, []

@@ -200,10 +200,14 @@ class Engine:
         self.life.state = state
         if self.kv_blocks is not None:
             self.kv_blocks.release_all()
-        for request in self._running.values():
-            _close(request)
+        self.let_go()
         self._running.clear()
         self._waiting.clear()
+
+    def let_go(self) -> None:
+        """Tells the model that nothing more will be asked; what runs stays as it is."""
+        for request in self._running.values():
+            _close(request)
 
     def submit(
         self,

@@ -177,6 +177,7 @@ class Serving:
 
     def _end(self, *, linger: bool) -> None:
         self._backlog.clear()
+        self.core.let_go()
         self.injector.forget()
         self._socket.close(linger=linger)
         self.change()

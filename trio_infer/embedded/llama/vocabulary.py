@@ -1,0 +1,74 @@
+"""The tokenizer that a GGUF file has in it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Vocabulary"]
+
+
+class Vocabulary:
+    """Tokens and their texts. Any thread may ask at any time.
+
+    Args:
+        library: llama_cpp.
+        model: its model, which has to outlive this.
+    """
+
+    def __init__(self, library: Any, model: Any) -> None:
+        self._library = library
+        self._vocab = vocab = library.llama_model_get_vocab(model)
+        self.size: int = library.llama_vocab_n_tokens(vocab)
+        ends = (token for token in range(self.size) if library.llama_vocab_is_eog(vocab, token))
+        self.end_tokens = frozenset(ends)
+        eos, eot = library.llama_vocab_eos(vocab), library.llama_vocab_eot(vocab)
+        self.end_token: int = eos if eos >= 0 else eot
+        bos: int = library.llama_vocab_bos(vocab)
+        self.begin_token = bos if bos >= 0 else self.end_token
+        self.begins_prompts = bool(library.llama_vocab_get_add_bos(vocab)) and bos >= 0
+        self._piece = functools.cache(self._read_piece)
+
+    def tokenize(self, text: str) -> list[int]:
+        """The ids of a text; those that stand for marks of the model's, such as turns, too."""
+        data = text.encode()
+        room = len(data) + 16  # a token has a byte at least, and some models begin with a space
+        tokens = (ctypes.c_int32 * room)()
+        count = self._library.llama_tokenize(
+            self._vocab,
+            data,
+            len(data),
+            tokens,
+            room,
+            *(False, True),
+        )
+        if count < 0:
+            msg = f"llama.cpp has no tokens for this text ({count})"
+            raise ValueError(msg)
+        return tokens[:count]
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """Their text; half a character is U+FFFD, and marks are visible."""
+        return b"".join(map(self._piece, tokens)).decode(errors="replace")
+
+    def _read_piece(self, token: int) -> bytes:
+        length, size = 0, 64
+        while length == 0 or length > size:
+            size = max(size, length)
+            buffer = ctypes.create_string_buffer(size)
+            length = self._library.llama_token_to_piece(
+                self._vocab,
+                token,
+                buffer,
+                size,
+                0,
+                True,  # noqa: FBT003 - C
+            )
+            if 0 <= length <= size:
+                return buffer.raw[:length]
+            length = -length
+        return b""
