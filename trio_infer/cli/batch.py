@@ -128,7 +128,7 @@ async def _run(interruption: Interruption, job: Job) -> int:
         code = exit_code_for(error)
         if counts.handled and not job.results.removed:
             view.note(f"ended early: {counts}; {GOING_ON}")
-        return code
+        return code  # noqa: ASYNC910 - what failed has waited, or was refused
     if interruption.signal is None:
         view.note(str(counts))
     else:
