@@ -17,7 +17,7 @@ import trio_infer.embedded
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference.md"
 
-PACKAGES = ("trio_infer", "trio_infer.embedded", "trio_infer.telemetry")
+PACKAGES = ("trio_infer", "trio_infer.embedded", "trio_infer.telemetry", "trio_infer.testing")
 
 
 def documented() -> dict[str, dict[str, str]]:

@@ -1,4 +1,8 @@
-"""A trio client for the Megatron-Core inference coordinator."""
+"""A trio client for the Megatron-Core inference coordinator.
+
+PYTEST_DONT_REWRITE: there is a plugin for pytest beside this, and where the package is imported
+before pytest starts, pytest would warn that it cannot rewrite its assertions. It has none.
+"""
 
 from __future__ import annotations
 

@@ -120,10 +120,10 @@ async def test_a_request_goes_there_and_back(coordinator: EmbeddedCoordinator, p
     assert (request_id, body["generated_text"]) == (3, "bcd")
     assert coordinator.running == ()
     assert attrs.asdict(coordinator.statistics()) == {
-        "clients": 1, "submitted": 1, "running": 0, "waiting": 0, "completed": 1, "failed": 0,
-        "lost": 0, "aborts": 0, "stray_aborts": 0, "ignored": 0, "malformed": 0, "unroutable": 0,
-        "steps": 3, "tokens": 3, "dropped": 0, "dropped_acks": 0, "duplicated": 0, "corrupted": 0,
-        "delayed": 0, "reordered": 0, "failed_on_purpose": 0,
+        "clients": 1, "submitted": 1, "running": 0, "waiting": 0, "completed": 1, "aborted": 0,
+        "failed": 0, "lost": 0, "aborts": 0, "stray_aborts": 0, "ignored": 0, "malformed": 0,
+        "unroutable": 0, "steps": 3, "tokens": 3, "dropped": 0, "dropped_acks": 0, "duplicated": 0,
+        "corrupted": 0, "delayed": 0, "reordered": 0, "failed_on_purpose": 0,
     }  # fmt: skip
 
 

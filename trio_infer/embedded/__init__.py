@@ -11,6 +11,7 @@ from .language_model import LanguageModel as LanguageModel
 from .language_model import ModelSequence as ModelSequence
 from .language_model import Question as Question
 from .ngram import NgramModel as NgramModel
+from .received_request import ReceivedRequest as ReceivedRequest
 from .server import EmbeddedCoordinator as EmbeddedCoordinator
 from .server import open_coordinator as open_coordinator
 from .statistics import CoordinatorStatistics as CoordinatorStatistics
@@ -32,6 +33,7 @@ __all__ = [
     "ModelTokenizer",
     "NgramModel",
     "Question",
+    "ReceivedRequest",
     "RunningRequest",
     "open_coordinator",
 ]

@@ -24,6 +24,7 @@ from .engine import Engine, EnginePartial, EngineReply, EngineStep
 from .finished_request import LACKING, Status, failed_on_purpose
 from .lifecycle import CONTROL, CoordinatorState, EngineDied, EngineState
 from .outgoing import Outgoing
+from .received_request import ReceivedRequest
 from .routing import Router
 from .statistics import CoordinatorStatistics, RunningRequest
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from ..protocol.dialect import Dialect
     from ..protocol.packing import Frame
+    from .received_request import State
 
 __all__ = ["CoordinatorCore", "CoreStep"]
 
@@ -42,12 +44,13 @@ _Result = TypeVar("_Result")
 
 @attrs.define
 class _Route:
-    """Whose a request is (nobody's, once they have left), its id there, its engine, its replies."""
+    """Whose a request is (nobody's, once they have left), its id there, what it is, its replies."""
 
     identity: bytes | None
     client_id: int
-    engine: int
+    request: ReceivedRequest
     replies: int = 0
+    aborted: bool = False
 
 
 @attrs.frozen
@@ -83,6 +86,7 @@ class CoordinatorCore:
         prefix_hashing: whether the beginning of a prompt decides which of them; by default the
             least loaded takes the next one.
         fails: whether a request of that number is failed as soon as it is submitted.
+        keep_requests: whether `requests` tells of those as well that have ended.
     """
 
     def __init__(
@@ -92,12 +96,14 @@ class CoordinatorCore:
         *,
         prefix_hashing: PrefixHashing | None = None,
         fails: Callable[[int], bool] = lambda _: False,
+        keep_requests: bool = False,
     ) -> None:
         if not engines:
             msg = "a coordinator needs at least one engine"
             raise ValueError(msg)
         self.stopped = False
         self.state = CoordinatorState.RUNNING
+        self.dialect = dialect
         self._codec = CoordinatorCodec(dialect)
         self._fails = fails
         self._lacking = LACKING.get(dialect.name, frozenset())
@@ -107,6 +113,7 @@ class CoordinatorCore:
         )
         self._clients: set[bytes] = set()
         self._routes: dict[int, _Route] = {}
+        self._ended: dict[int, ReceivedRequest] | None = {} if keep_requests else None
         self._numbers: dict[tuple[bytes, int], int] = {}
         self._outgoing: list[Outgoing] = []
         self._counts: Counter[str] = Counter()
@@ -135,6 +142,20 @@ class CoordinatorCore:
             for index, engine in enumerate(self._engines)
             for request in engine.running
         )
+
+    @property
+    def requests(self) -> tuple[ReceivedRequest, ...]:
+        """The requests that have not ended, or all; by number."""
+        running = {each.request_id: each.generated_length for each in self.running}
+        requests = dict(self._ended or {})
+        for number, route in self._routes.items():
+            state: State = "running" if number in running else "waiting"
+            requests[number] = attrs.evolve(
+                route.request,
+                state="aborting" if route.aborted else state,
+                generated_length=running.get(number, 0),
+            )
+        return tuple(requests[number] for number in sorted(requests))
 
     def statistics(self) -> CoordinatorStatistics:
         """The counters, as they are now."""
@@ -281,7 +302,8 @@ class CoordinatorCore:
                 if route.identity == identity:
                     del self._numbers[identity, route.client_id]
                     route.identity = None
-                    self._engines[route.engine].abort(number)
+                    route.aborted = True
+                    self._engines[route.request.engine].abort(number)
 
     def _connect(self, identity: bytes) -> None:
         if identity in self._clients:
@@ -337,13 +359,11 @@ class CoordinatorCore:
 
     def _bury(self, index: int, state: EngineState) -> None:
         """Forgets the requests of an engine that has gone. Nobody is told."""
-        self._engines[index].end(state)
-        for number, route in tuple(self._routes.items()):
-            if route.engine == index:
-                del self._routes[number]
+        for request in self.requests:
+            if request.engine == index and request.request_id in self._routes:
+                self._close(request.request_id, "lost", request.generated_length)
                 self._counts["lost"] += 1
-                if route.identity is not None:
-                    del self._numbers[route.identity, route.client_id]
+        self._engines[index].end(state)
 
     def _submit(self, key: tuple[bytes, int], message: ClientMessage, now: float) -> None:
         prompt = message.prompt or ""  # the codec takes no submission without one
@@ -360,17 +380,27 @@ class CoordinatorCore:
             return
         number = self._counts["submitted"]
         self._counts["submitted"] += 1
-        self._routes[number] = _Route(*key, index)
+        sampling_params = message.sampling_params or {}
+        self._routes[number] = _Route(
+            *key,
+            ReceivedRequest(
+                request_id=number,
+                engine=index,
+                prompt=prompt,
+                sampling_params=sampling_params,
+                received_at=now,
+            ),
+        )
         self._numbers[key] = number
         if self._fails(number):
-            failure = failed_on_purpose(number, message.sampling_params or {}, now)
+            failure = failed_on_purpose(number, sampling_params, now)
             self._reply(EngineReply(number, failure.to_wire()))
             return
         submit = partial(
             self._engines[index].submit,
             number,
             prompt,
-            message.sampling_params or {},
+            sampling_params,
             now,
             handoff=_handoff(message),
             salt=key_of_media,
@@ -386,16 +416,30 @@ class CoordinatorCore:
             self._counts["stray_aborts"] += 1
         else:
             self._counts["aborts"] += 1
-            self._engines[self._routes[number].engine].abort(number)
+            route = self._routes[number]
+            route.aborted = True
+            self._engines[route.request.engine].abort(number)
 
     def _reply(self, reply: EngineReply) -> None:
-        route = self._routes.pop(reply.request_id)
-        if route.identity is not None:
-            del self._numbers[route.identity, route.client_id]
         completed = reply.body["status"] == Status.COMPLETED.name
+        aborted = completed and self._routes[reply.request_id].aborted
         self._counts["completed" if completed else "failed"] += 1
+        self._counts["aborted"] += aborted
+        ending: State = "aborted" if aborted else "completed" if completed else "failed"
+        route = self._close(reply.request_id, ending, reply.body["generated_length"])
         body = {name: value for name, value in reply.body.items() if name not in self._lacking}
         self._send(reply.request_id, route, self._codec.reply(route.client_id, body))
+
+    def _close(self, number: int, ending: State, generated_length: int) -> _Route:
+        """Forgets a request, but for what is to be kept of it."""
+        route = self._routes.pop(number)
+        if route.identity is not None:
+            del self._numbers[route.identity, route.client_id]
+        if self._ended is not None:
+            self._ended[number] = attrs.evolve(
+                route.request, state=ending, generated_length=generated_length
+            )
+        return route
 
     def _send(self, number: int, route: _Route, frames: Frames) -> None:
         if route.identity is None:

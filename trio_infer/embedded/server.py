@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from ..protocol.dialect import Dialect
     from .language_model import LanguageModel
+    from .received_request import ReceivedRequest
     from .statistics import CoordinatorStatistics, RunningRequest
 
 __all__ = ["EmbeddedCoordinator", "open_coordinator"]
@@ -50,6 +51,7 @@ async def open_coordinator(
     steps_to_pause: int = STEPS_TO_PAUSE,
     max_message_size: int = 256 * 2**20,
     faults: Faults | None = None,
+    keep_requests: bool = False,
 ) -> AsyncGenerator[EmbeddedCoordinator]:
     """A coordinator with its engines, in this process, for the length of an ``async with`` block.
 
@@ -83,6 +85,8 @@ async def open_coordinator(
             kill them before, as they do real ones.
         max_message_size: bytes; a client that sends a larger frame is disconnected.
         faults: what befalls its messages; None: nothing does.
+        keep_requests: whether `EmbeddedCoordinator.requests` tells of those as well that have
+            ended, which takes memory as long as the block lasts.
 
     Raises:
         TypeError, ValueError: for a wrong argument.
@@ -127,6 +131,7 @@ async def open_coordinator(
         [make_engine() for _ in range(engines)],
         prefix_hashing=prefix_hashing,
         fails=injector.fails,
+        keep_requests=to_flag(keep_requests, "keep_requests"),
     )
     network = network_of(bind)
     try:
@@ -158,6 +163,7 @@ class EmbeddedCoordinator:
 
     Attributes:
         address: where clients reach it.
+        dialect: what its clients have to speak.
         tokenizer: its language model's, for `trio_infer.open_client` and for prompts of token ids.
     """
 
@@ -165,6 +171,7 @@ class EmbeddedCoordinator:
         "_core",
         "_serving",
         "address",
+        "dialect",
         "tokenizer",
     )  # so that a misspelt one is no attribute
 
@@ -173,6 +180,7 @@ class EmbeddedCoordinator:
         self.tokenizer = tokenizer
         self._serving = serving
         self._core = serving.core
+        self.dialect = serving.core.dialect
 
     def __repr__(self) -> str:
         return f"<EmbeddedCoordinator at {self.address}>"
@@ -181,6 +189,14 @@ class EmbeddedCoordinator:
     def running(self) -> tuple[RunningRequest, ...]:
         """The requests that are being decoded now, by engine, the oldest first."""
         return self._core.running
+
+    @property
+    def requests(self) -> tuple[ReceivedRequest, ...]:
+        """The requests that have not ended, in the order in which they came.
+
+        With ``keep_requests`` of `open_coordinator`, all that have come.
+        """
+        return self._serving.requests
 
     @property
     def paused(self) -> bool:

@@ -6,6 +6,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Final
 
+import attrs
 import trio
 
 from ..sockets import NotConnected, Socket
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from ..protocol.packing import Frames
     from .core import CoordinatorCore, CoreStep
     from .faults import FaultInjector
+    from .received_request import ReceivedRequest
 
 __all__ = ["Serving"]
 
@@ -48,6 +50,14 @@ class Serving:
         self._until_due = trio.CancelScope()
         self._one_thread = trio.CapacityLimiter(1)
         self._epoch = time.time() - trio.current_time()
+
+    @property
+    def requests(self) -> tuple[ReceivedRequest, ...]:
+        """What the core knows of requests, with trio's times."""
+        return tuple(
+            attrs.evolve(each, received_at=each.received_at - self._epoch)
+            for each in self.core.requests
+        )
 
     def change(self) -> None:
         """Says that something has changed, to whoever waits for that."""

@@ -36,6 +36,7 @@ class CoordinatorStatistics:
         running: those that are being decoded.
         waiting: those that wait for one to end, or for the engines to go on.
         completed: those that ended well, aborted ones among them.
+        aborted: those of the completed that an abort ended, or that their client left behind.
         failed: those that were refused.
         lost: those of engines that died or were stopped: nobody is told of them.
         aborts: ABORT messages that met a request.
@@ -59,6 +60,7 @@ class CoordinatorStatistics:
     running: int = 0
     waiting: int = 0
     completed: int = 0
+    aborted: int = 0
     failed: int = 0
     lost: int = 0
     aborts: int = 0
