@@ -41,9 +41,8 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def _trio_infer_needs_trio(request: pytest.FixtureRequest) -> None:
     """Fails what would otherwise get an async generator, or run on asyncio."""
-    plugins, markers = request.config.pluginmanager, request.config.getini("markers")
-    has_runner = any(line.partition(":")[0] == "trio" for line in markers)  # else it is a mere name
-    by_trio = has_runner and request.node.get_closest_marker("trio") is not None
+    plugins, test = request.config.pluginmanager, request.node
+    by_trio = plugins.has_plugin("trio") and test.get_closest_marker("trio") is not None
     by_anyio = plugins.has_plugin("anyio") and "anyio_backend" in request.fixturenames
     if by_anyio and by_trio:
         found = "both by pytest-trio and by anyio's plugin"

@@ -302,6 +302,49 @@ def test_running_tells_how_far_each_has_come(peers: Peers) -> None:
     }  # fmt: skip
 
 
+def test_requests_tells_what_has_not_ended_and_how_far_it_has_come(peers: Peers) -> None:
+    peers.submit(7, "abc", num_tokens_to_generate=3)
+    (waiting,) = peers.core.requests
+    peers.step(2)
+    (running,) = peers.core.requests
+    assert (waiting.state, running.state, running.generated_length) == ("waiting", "running", 2)
+    assert (running.request_id, running.prompt, running.received_at) == (0, "abc", 0.0)
+    assert running.sampling_params["num_tokens_to_generate"] == 3
+    peers.step()
+    assert peers.core.requests == ()
+
+
+def test_requests_that_are_kept_tell_how_they_ended(alphabet: LanguageModel) -> None:
+    engines = [Engine(alphabet) for _ in range(2)]
+    peers = Peers(CoordinatorCore(FRAMED, engines, keep_requests=True))
+    peers.connect()
+    fates = ("completed", "failed", "aborted", "lost")
+    peers.submit(0, num_tokens_to_generate=1)
+    peers.submit(1, temperature=-1.0)
+    peers.step()
+    peers.submit(2)
+    peers.step(2)
+    peers.abort(2)
+    assert peers.core.requests[2].state == "aborting"
+    peers.step()
+    peers.submit(3)
+    peers.step(3)
+    peers.core.kill_engine(peers.core.running[0].engine)
+    peers.submit(4)
+    assert [each.state for each in peers.core.requests] == [*fates, "waiting"]
+    assert [each.generated_length for each in peers.core.requests] == [1, 0, 2, 3, 0]
+    assert peers.counts()["completed"] == 2
+    assert peers.counts()["aborted"] == 1
+
+
+def test_what_a_client_that_has_gone_left_behind_counts_as_aborted(peers: Peers) -> None:
+    peers.submit(0)
+    peers.core.undeliverable(b"A")
+    assert [each.state for each in peers.core.requests] == ["aborting"]
+    peers.step()
+    assert (peers.counts()["completed"], peers.counts()["aborted"]) == (1, 1)
+
+
 def test_replies_to_a_client_that_has_gone_are_counted_and_its_requests_ended(
     peers: Peers, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,7 +1,4 @@
-"""What tests of your own code want: `assert_all_aborted`, and a coordinator under a mocked clock.
-
-The fixtures for pytest stand beside the package, in ``_trio_infer_pytest``.
-"""
+"""Whether nothing is decoded any more for callers who have left."""
 
 from __future__ import annotations
 
@@ -9,20 +6,17 @@ import reprlib
 from typing import TYPE_CHECKING, Final
 
 import trio
+from trio.testing import wait_all_tasks_blocked
 
-from .embedded import EmbeddedCoordinator, Faults
+from ..embedded import EmbeddedCoordinator
 
 if TYPE_CHECKING:
-    from .embedded import ReceivedRequest
+    from ..embedded import ReceivedRequest
 
-__all__ = ["IN_MEMORY", "Faults", "assert_all_aborted"]
+__all__ = ["assert_all_aborted"]
 
-IN_MEMORY: Final = "memory://*"
-"""What to bind a coordinator to for tests under a mocked clock: no socket, and no thread.
-
-``open_coordinator(bind=IN_MEMORY)`` takes a name that is free. Its ``address`` leads there from the
-same trio run, and a clock that jumps whenever all tasks wait jumps past no message.
-"""
+_ARRIVAL: Final = 0.01
+"""Seconds without anything to do after which what was sent has most likely arrived."""
 
 
 async def assert_all_aborted(
@@ -55,6 +49,7 @@ async def assert_all_aborted(
     known = coordinator.requests if completed is None else ()
     allowed = _decoded(coordinator) if completed is None else completed
     with trio.move_on_after(within):
+        await wait_all_tasks_blocked(_ARRIVAL)
         await coordinator.wait_until(lambda: _is_quiet(coordinator))
     going_on, decoded = _going_on(coordinator), _decoded(coordinator)
     complaints = []
