@@ -37,7 +37,7 @@ class Admission:
     )
 
     def __init__(self, limit: int | None, occupied: Callable[[], int]) -> None:
-        self.is_limited = limit is not None
+        self.is_limited: bool = limit is not None
         self._limit = math.inf if limit is None else limit
         self._occupied = occupied
         self._promised = 0

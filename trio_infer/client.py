@@ -71,7 +71,9 @@ class InferenceClient(trio.abc.AsyncResource, Generic[ResultT]):
         self._lifetime = lifetime
         self._exchange = lifetime.exchange
         self._terms = Terms(lifetime.exchange, deserialize)
-        self.engines = EngineControl(self._exchange, close_timeout=lifetime.close_timeout)
+        self.engines: EngineControl = EngineControl(
+            self._exchange, close_timeout=lifetime.close_timeout
+        )
 
     def __repr__(self) -> str:
         return f"<InferenceClient of {self.address}, {self.statistics().in_flight} in flight>"

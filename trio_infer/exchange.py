@@ -105,7 +105,7 @@ class Exchange:
         max_in_flight: int | None,
         instruments: tuple[object, ...],
     ) -> None:
-        self.home = Home()
+        self.home: Home = Home()
         self.now: Callable[[], float] = trio.current_time
         self._codec = codec
         self._session: Session[Inbox] = Session()
@@ -122,7 +122,7 @@ class Exchange:
         if instruments:
             dialect = codec.dialect.name
             self._instruments = Instruments(instruments, address=address, dialect=dialect)
-        self.signals = Signals(self.home, codec, self._transport, self._instruments)
+        self.signals: Signals = Signals(self.home, codec, self._transport, self._instruments)
         self._scopes = 0
 
     @property

@@ -57,7 +57,7 @@ class Lifetime:
         self._address = address
         self.close_timeout = close_timeout
         self._network = network_of(address, context)
-        self.exchange = Exchange(
+        self.exchange: Exchange = Exchange(
             address,
             codec=codec,
             link=link,

@@ -133,13 +133,13 @@ class Reception(Generic[ResultT]):
         self._submitted_at = 0.0
         self._first_at: float | None = None
         self._make_error: Callable[[list[int]], Exception] = _not_ended
-        self.request_id = -1
-        self.arrived = Assembler(deserialize=deserialize)
+        self.request_id: int = -1
+        self.arrived: Assembler = Assembler(deserialize=deserialize)
         self.completion: ResultT | None = None
-        self.ended = False
-        self.aborted = False
-        self.heir = heir
-        self.epoch = -1
+        self.ended: bool = False
+        self.aborted: bool = False
+        self.heir: Inbox | None = heir
+        self.epoch: int = -1
         self.final_body: Frame | None = None
         self.observation: Observation | None = None
 

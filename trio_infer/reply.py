@@ -60,7 +60,7 @@ class Reply(ABC):
     def __init__(self, terms: Terms, asked: Mapping[str, Any]) -> None:
         self._terms = terms
         self._asked = asked
-        self.ended = False
+        self.ended: bool = False
         self.observation: Observation | None = None
 
     def begin(self, request_id: int) -> None:

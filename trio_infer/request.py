@@ -46,7 +46,7 @@ class Request(Generic[ResultT]):
         self.reception: Reception[ResultT] = Reception(
             exchange, prepared.asked, deserialize=deserialize, heir=heir
         )
-        self.closed = False
+        self.closed: bool = False
 
     def check_home(self) -> None:
         """Raises `RuntimeError` in another thread or process than the client's own."""

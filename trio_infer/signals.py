@@ -59,8 +59,8 @@ class Signals:
         transport: Transport,
         instruments: Instruments | None,
     ) -> None:
-        self.epoch = 0
-        self.unreleased = 0
+        self.epoch: int = 0
+        self.unreleased: int = 0
         self._home = home
         self._codec = codec
         self._transport = transport

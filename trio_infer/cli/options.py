@@ -14,14 +14,14 @@ from .blame import blaming_user
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    _Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
+    Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 __all__ = ["SETTINGS", "check_finite", "dialect_option", "gather_options"]
 
 SETTINGS: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 """What holds for all commands."""
 
-dialect_option = click.option(
+dialect_option: Decorator = click.option(
     "--dialect",
     type=click.Choice(list(DIALECTS)),
     envvar=ENVIRONMENT,
@@ -45,8 +45,8 @@ def check_finite(_context: object, _option: object, value: float | None) -> floa
 
 
 def gather_options(
-    name: str, options: Sequence[_Decorator], take: Callable[[dict[str, Any]], object]
-) -> _Decorator:
+    name: str, options: Sequence[Decorator], take: Callable[[dict[str, Any]], object]
+) -> Decorator:
     """What gives a command options that it gets as one argument.
 
     Args:

@@ -14,6 +14,8 @@ from .options import gather_options
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from .options import Decorator
+
 __all__ = ["NUM_TOKENS", "sampling_options"]
 
 NUM_TOKENS: Final = 256
@@ -140,5 +142,5 @@ def _take(given: dict[str, Any]) -> SamplingParams:
     )
 
 
-sampling_options = gather_options("sampling_params", _OPTIONS, _take)
+sampling_options: Decorator = gather_options("sampling_params", _OPTIONS, _take)
 """Gives a command these options, which it gets as its argument ``sampling_params``."""

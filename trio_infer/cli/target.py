@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from ..client import InferenceClient
     from ..models import Completion
+    from .options import Decorator
 
 __all__ = ["Target", "embedded_options", "paced_options", "target_options"]
 
@@ -127,7 +128,7 @@ def _take(*names: str) -> Callable[[dict[str, Any]], Target]:
 
 _NAMES: Final = ("address", "dialect", "connect_timeout")
 
-target_options = gather_options("target", _TARGET, _take(*_NAMES))
+target_options: Decorator = gather_options("target", _TARGET, _take(*_NAMES))
 """Gives a command the options of a coordinator, which it gets as its argument ``target``."""
 
 embedded_options = gather_options(

@@ -120,7 +120,7 @@ class FaultInjector:
     """
 
     def __init__(self, faults: Faults | None = None, *, seed: int | None = None) -> None:
-        self.faults = Faults() if faults is None else faults
+        self.faults: Faults = Faults() if faults is None else faults
         self.counts: Counter[str] = Counter()
         self._seed = random.SystemRandom().getrandbits(64) if seed is None else seed
         self._acks = 0

@@ -29,7 +29,7 @@ class KVBlocks:
     """The pinned blocks of one engine."""
 
     def __init__(self) -> None:
-        self.name = uuid.uuid4().hex
+        self.name: str = uuid.uuid4().hex
         self._pinned: dict[int, list[int]] = {}
         self._numbers = count()
         _all[self.name] = self

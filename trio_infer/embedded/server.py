@@ -176,8 +176,8 @@ class EmbeddedCoordinator:
     )  # so that a misspelt one is no attribute
 
     def __init__(self, serving: Serving, address: str, tokenizer: ModelTokenizer) -> None:
-        self.address = address
-        self.tokenizer = tokenizer
+        self.address: str = address
+        self.tokenizer: ModelTokenizer = tokenizer
         self._serving = serving
         self._core = serving.core
         self.dialect = serving.core.dialect

@@ -43,7 +43,7 @@ class Serving:
         self.core = core
         self.step_time = step_time
         self.injector = injector
-        self.frozen = False
+        self.frozen: bool = False
         self._socket = socket
         self._changed = trio.Event()
         self._backlog: list[Frames] = []

@@ -39,7 +39,7 @@ class Member(Reply, Generic[ResultT]):
         tell_end: Callable[[int], None],
     ) -> None:
         super().__init__(terms, asked)
-        self.index = -1
+        self.index: int = -1
         self._request = request
         self._tell = tell_end
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple, NoReturn
+from typing import ClassVar, NamedTuple, NoReturn
 
 import attrs
 
@@ -17,7 +17,8 @@ __all__ = ["Dialect", "Kind", "Layout"]
 class Kind(enum.Enum):
     """What a message is, whatever number a dialect gives it. The names are megatron-core's."""
 
-    __hash__ = object.__hash__  # an enum's own is written in Python, and tables ask for it often
+    # An enum's own is written in Python, and tables ask for it often.
+    __hash__: ClassVar[Callable[[object], int]] = object.__hash__
 
     CONNECT = enum.auto()
     CONNECT_ACK = enum.auto()

@@ -70,7 +70,7 @@ class MemorySocket(Draining):
 
     def __init__(self, role: int, *, link: Link) -> None:
         super().__init__()
-        self.max_message_size = link.max_message_size
+        self.max_message_size: int = link.max_message_size
         self.frozen_since: float | None = None
         self._heartbeat_timeout = link.heartbeat_timeout
         self._is_router = role == ROUTER
