@@ -140,9 +140,11 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """Check the types, strictly."""
+    """Check the types, strictly; also as users would, and that none is left to be inferred."""
     session.install("-e", ".[cli]", *group("types"))
     session.run("mypy")
+    session.run("basedpyright")
+    session.run("basedpyright", "--verifytypes", "trio_infer", "--ignoreexternal", silent=True)
 
 
 @nox.session

@@ -50,8 +50,8 @@ class NgramModel:
         order: how many bytes of context are looked at, at most.
     """
 
-    vocab_size: Final = VOCAB_SIZE
-    end_token: Final = END_TOKEN
+    vocab_size: int = VOCAB_SIZE
+    end_token: int = END_TOKEN
 
     def __init__(self, texts: Iterable[str], *, order: int = 8) -> None:
         self._order = order
