@@ -356,6 +356,6 @@ async def test_the_environment_says_what_both_ends_speak(monkeypatch: pytest.Mon
 async def test_an_unknown_dialect_in_the_environment_is_refused(
     opened: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(ENVIRONMENT, "0.21")
+    monkeypatch.setenv(ENVIRONMENT, "0.1")
     with pytest.raises(ValueError, match="TRIO_INFER_DIALECT must be one of"):
         await opened("tcp://h:1")
