@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -154,6 +155,37 @@ def docs(session: nox.Session) -> None:
     session.run(
         "sphinx-build", "-W", "-n", "--keep-going", "-b", "html", "docs", "docs/_build/html"
     )
+
+
+INSTALLED = """
+import pathlib, trio_infer
+home = pathlib.Path(trio_infer.__file__).parent
+assert home.parent.name == "site-packages", home
+assert (home / "py.typed").exists()
+"""
+
+
+@nox.session(default=False, reuse_venv=False)
+def package(session: nox.Session) -> None:
+    """Build sdist and wheel, and run the tests of the one against the other, far from here.
+
+    The sources are taken out of the sdist first, so that only what is installed can be imported.
+    Arguments go to pytest; without any it leaves out what is slow.
+    """
+    session.install(*group("release"), *group("tests"))
+    with tempfile.TemporaryDirectory() as scratch:
+        session.run("python", "-m", "build", "--outdir", scratch, silent=True)
+        (sdist,), (wheel,) = (list(Path(scratch).glob(each)) for each in ("*.tar.gz", "*.whl"))
+        session.run("twine", "check", "--strict", str(sdist), str(wheel))
+        session.install(f"{wheel}[cli]")
+        shutil.unpack_archive(sdist, scratch, filter="data")
+        unpacked = Path(scratch, sdist.name.removesuffix(".tar.gz"))
+        shutil.rmtree(unpacked / "trio_infer")
+        (unpacked / "_trio_infer_start.py").unlink()
+        with session.chdir(unpacked):
+            session.run("python", "-c", INSTALLED)
+            chosen = session.posargs or ("-m", "not slow")
+            session.run("python", "-m", "pytest", "-n", "auto", *chosen)
 
 
 @nox.session(default=False)
