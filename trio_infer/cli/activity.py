@@ -39,7 +39,7 @@ class ActivityView(View):
         console: where; None: on standard error.
     """
 
-    plain_seconds = 1.0
+    plain_seconds: float = 1.0
 
     def __init__(self, coordinator: EmbeddedCoordinator, console: Console | None = None) -> None:
         super().__init__(console)

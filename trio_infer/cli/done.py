@@ -41,7 +41,7 @@ class Done:
     """
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count: int = 0
         self.torn = False
         self._base = sqlite3.connect("", isolation_level=None, check_same_thread=False)
         self._base.executescript(_TABLES)

@@ -39,8 +39,8 @@ class LoadView(View):
         console: where; None: on standard error.
     """
 
-    live_seconds = 0.25
-    plain_seconds = 5.0
+    live_seconds: float = 0.25
+    plain_seconds: float = 5.0
     stays = False
 
     def __init__(

@@ -131,14 +131,14 @@ _NAMES: Final = ("address", "dialect", "connect_timeout")
 target_options: Decorator = gather_options("target", _TARGET, _take(*_NAMES))
 """Gives a command the options of a coordinator, which it gets as its argument ``target``."""
 
-embedded_options = gather_options(
+embedded_options: Decorator = gather_options(
     "target",
     (*_TARGET, _MODEL, _SEED, _STEP_TIME),
     _take(*_NAMES, "model", "seed", "step_time"),
 )
 """As `target_options`, and those of an embedded one as well."""
 
-paced_options = gather_options(
+paced_options: Decorator = gather_options(
     "target", (*_TARGET, _MODEL, _STEP_TIME), _take(*_NAMES, "model", "step_time")
 )
 """As `embedded_options`, for a command that has a seed of its own."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import trio
 from rich.live import Live
@@ -25,13 +25,13 @@ class View:
         console: where; None: on standard error.
     """
 
-    live_seconds: ClassVar = 0.125
-    plain_seconds: ClassVar = 10.0
-    stays: ClassVar = True
+    live_seconds: float = 0.125
+    plain_seconds: float = 10.0
+    stays: bool = True
     """Whether what was shown live last stays to be read at the end."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or make_console()
+        self.console: Console = console or make_console()
         self._live: Live | None = None
         self._last = ""
 

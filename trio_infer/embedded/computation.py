@@ -39,7 +39,7 @@ class Computation:
         caching: CachingModel | None,
         asked: Sequence[tuple[EngineRequest, range]],
     ) -> None:
-        self.asked = asked
+        self.asked: Sequence[tuple[EngineRequest, range]] = asked
         self.findings: list[list[Finding]] = [[] for _ in asked]
         self._model = model
         self._caching = caching

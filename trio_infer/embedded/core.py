@@ -101,8 +101,8 @@ class CoordinatorCore:
         if not engines:
             msg = "a coordinator needs at least one engine"
             raise ValueError(msg)
-        self.stopped = False
-        self.state = CoordinatorState.RUNNING
+        self.stopped: bool = False
+        self.state: CoordinatorState = CoordinatorState.RUNNING
         self.dialect = dialect
         self._codec = CoordinatorCodec(dialect)
         self._fails = fails

@@ -109,15 +109,15 @@ class Engine:
             msg = "max_requests and max_sequence_length must be at least 1"
             raise ValueError(msg)
         self.model = model
-        self.traits = Traits.of(model)
+        self.traits: Traits = Traits.of(model)
         self.max_requests = max_requests
-        self.max_sequence_length = min(
+        self.max_sequence_length: int = min(
             max_sequence_length, self.traits.max_sequence_length or max_sequence_length
         )
-        self.life = Lifecycle(steps_to_pause=steps_to_pause)
-        self.kv_blocks = KVBlocks() if kv_handoff else None
-        self.steps = 0
-        self.tokens = 0
+        self.life: Lifecycle = Lifecycle(steps_to_pause=steps_to_pause)
+        self.kv_blocks: KVBlocks | None = KVBlocks() if kv_handoff else None
+        self.steps: int = 0
+        self.tokens: int = 0
         self._caching = model if isinstance(model, CachingModel) else None
         self._seed = seed
         self._sampling_fields = sampling_fields

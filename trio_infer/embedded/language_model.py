@@ -109,7 +109,7 @@ class Interruption:
     __slots__ = ("flag",)
 
     def __init__(self) -> None:
-        self.flag = bytearray(2)
+        self.flag: bytearray = bytearray(2)
 
     def set(self) -> None:
         """Nobody does."""

@@ -180,7 +180,7 @@ class EmbeddedCoordinator:
         self.tokenizer: ModelTokenizer = tokenizer
         self._serving = serving
         self._core = serving.core
-        self.dialect = serving.core.dialect
+        self.dialect: Dialect = serving.core.dialect
 
     def __repr__(self) -> str:
         return f"<EmbeddedCoordinator at {self.address}>"

@@ -50,12 +50,13 @@ class Context:
     def __init__(
         self, path: Path, *, context_length: int, max_sequences: int, threads: int
     ) -> None:
-        self.library = library = load_library()
+        self.library: Any = load_library()
+        library = self.library
         self._context: Any = None
         last_error()
         model_params = library.llama_model_default_params()
         model_params.use_extra_bufts = may_repack()
-        self.model = library.llama_model_load_from_file(str(path).encode(), model_params)
+        self.model: Any = library.llama_model_load_from_file(str(path).encode(), model_params)
         if not self.model:
             _refuse(f"llama.cpp cannot load {path}")
         try:
@@ -63,7 +64,7 @@ class Context:
                 self.model
             ):
                 _refuse(f"{path} is no model that continues texts")
-            self.shares = not (
+            self.shares: bool = not (
                 library.llama_model_is_recurrent(self.model)
                 or library.llama_model_is_hybrid(self.model)
             )

@@ -17,6 +17,7 @@ from .vocabulary import Vocabulary
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from os import PathLike
+    from pathlib import Path
 
     from .context import Context
     from .rows import ArrayLogProbs
@@ -82,7 +83,7 @@ class LlamaModel:
             if to_int(count, name) < 1:
                 msg = f"{name} must be at least 1, not {count}"
                 raise ValueError(msg)
-        self.path = find_file(path)
+        self.path: Path = find_file(path)
         load_library()
         # NumPy comes with the library, and so they come no sooner.
         from .context import Context  # noqa: PLC0415
@@ -101,11 +102,11 @@ class LlamaModel:
         self._slots = Slots(max_sequences)
         self._opening = threading.Lock()
         self._open: list[LlamaSequence] = []
-        self.vocab_size = vocabulary.size
-        self.end_token = vocabulary.end_token
-        self.end_tokens = vocabulary.end_tokens
-        self.begin_token = vocabulary.begin_token
-        self.begins_prompts = vocabulary.begins_prompts
+        self.vocab_size: int = vocabulary.size
+        self.end_token: int = vocabulary.end_token
+        self.end_tokens: frozenset[int] = vocabulary.end_tokens
+        self.begin_token: int = vocabulary.begin_token
+        self.begins_prompts: bool = vocabulary.begins_prompts
         self.max_sequence_length = context_length
         self.max_sequences = max_sequences
 

@@ -30,7 +30,7 @@ class ArrayLogProbs(LogProbs):
     __slots__ = ("__dict__", "logits")
 
     def __init__(self, logits: npt.NDArray[np.float32]) -> None:
-        self.logits = logits
+        self.logits: npt.NDArray[np.float32] = logits
 
     @cached_property
     def _scaled(self) -> npt.NDArray[np.float64]:

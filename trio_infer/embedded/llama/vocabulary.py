@@ -25,12 +25,12 @@ class Vocabulary:
         self._vocab = vocab = library.llama_model_get_vocab(model)
         self.size: int = library.llama_vocab_n_tokens(vocab)
         ends = (token for token in range(self.size) if library.llama_vocab_is_eog(vocab, token))
-        self.end_tokens = frozenset(ends)
+        self.end_tokens: frozenset[int] = frozenset(ends)
         eos, eot = library.llama_vocab_eos(vocab), library.llama_vocab_eot(vocab)
         self.end_token: int = eos if eos >= 0 else eot
         bos: int = library.llama_vocab_bos(vocab)
-        self.begin_token = bos if bos >= 0 else self.end_token
-        self.begins_prompts = bool(library.llama_vocab_get_add_bos(vocab)) and bos >= 0
+        self.begin_token: int = bos if bos >= 0 else self.end_token
+        self.begins_prompts: bool = bool(library.llama_vocab_get_add_bos(vocab)) and bos >= 0
         self._piece = functools.cache(self._read_piece)
 
     def tokenize(self, text: str) -> list[int]:
