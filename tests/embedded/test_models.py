@@ -277,6 +277,21 @@ def test_a_model_that_answers_for_too_few_is_found_out() -> None:
         engine.step(1.0)
 
 
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [([0.0], "1 log probabilities for 128"), ([math.nan, *[-9.0] * 127], "one is no number")],
+)
+def test_a_model_whose_answers_make_no_sense_is_found_out(row: list[float], complaint: str) -> None:
+    class Odd(Alphabet):
+        def next_token_log_probs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+            return [row for _ in sequences]
+
+    engine = Engine(Odd())
+    submit(engine, 1, "a", 3, temperature=0.0)
+    with pytest.raises(ValueError, match=complaint):
+        engine.step(1.0)
+
+
 def test_log_probs_are_those_of_the_model(alphabet: Alphabet) -> None:
     engine = Engine(Keeping())
     submit(engine, 1, "a", 1, return_log_probs=True)

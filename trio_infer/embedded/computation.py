@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from .language_model import Interruption, Question
@@ -83,6 +84,14 @@ class Computation:
         if len(rows) != len(sequences):
             msg = f"the model has {len(rows)} answers to {len(sequences)} sequences"
             raise ValueError(msg)
+        vocab_size = self._model.vocab_size
+        for row in rows:
+            if len(row) != vocab_size:
+                msg = f"the model gave {len(row)} log probabilities for {vocab_size} ids"
+                raise ValueError(msg)
+            if math.isnan(sum(row)):
+                msg = "the model gave log probabilities of which one is no number"
+                raise ValueError(msg)
         end, slices = 0, []
         for _, places in self.asked:
             start, end = end, end + len(places)
