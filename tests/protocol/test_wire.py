@@ -285,8 +285,9 @@ def test_a_body_that_is_no_map_of_fields(body: bytes, complaint: str) -> None:
 
 def test_what_is_odd_but_harmless_passes() -> None:
     assert unpack_map(b"\x82" + (KEY + b"\x01") + (KEY + b"\x02")) == {"k": 2}
-    deepest = unpack_map(packed_map(KEY, nested(MAX_NESTING - 1)))
-    assert repr(deepest).count("[") == MAX_NESTING - 1
+    for key in (KEY, msgpack.packb("k" * 20)):
+        deepest = unpack_map(packed_map(key, nested(MAX_NESTING - 1)))
+        assert repr(deepest).count("[") == MAX_NESTING - 1
     assert unpack_map(packed_map(KEY, msgpack.packb(msgpack.Timestamp(1, 2)))) == {
         "k": msgpack.Timestamp(1, 2)
     }
