@@ -20,6 +20,8 @@ from trio_infer.cli.rows import Row
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.slow
+
 PROC = Path("/proc/self")
 
 PEAK = """

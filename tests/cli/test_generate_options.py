@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from tests.cli.here import Here
     from tests.peers import ScriptedCoordinator
 
+pytestmark = pytest.mark.slow
+
 
 async def test_every_sampling_parameter_can_be_asked_for(coordinator: ScriptedCoordinator) -> None:
     options = (

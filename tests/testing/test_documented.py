@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.testing.conftest import CHECKOUT
 
 if TYPE_CHECKING:
     from tests.testing.conftest import Project
+
+pytestmark = pytest.mark.slow
 
 
 async def test_what_the_page_on_testing_shows_works(project: Project) -> None:

@@ -9,6 +9,8 @@ import pytest
 if TYPE_CHECKING:
     from tests.testing.conftest import Project
 
+pytestmark = pytest.mark.slow
+
 BY_TRIO = """
 import pytest, trio
 from trio.testing import MockClock

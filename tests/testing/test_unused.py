@@ -5,11 +5,15 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.programs import run
 from tests.testing.conftest import CHECKOUT, PYTEST
 
 if TYPE_CHECKING:
     from tests.testing.conftest import Project
+
+pytestmark = pytest.mark.slow
 
 ALONE = ("-p", "no:trio", "-p", "no:anyio")
 
