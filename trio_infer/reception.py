@@ -326,17 +326,19 @@ class Reception(Generic[ResultT]):
     def _decode_some(self) -> bool:
         """Decodes some of what was taken up; returns whether there is more of it."""
         arrivals, add_partial, size = self._decoding, self.arrived.add_partial, 0
+        if self._make_error is not _not_ended:  # an instrument reads while it is told of that
+            arrivals.clear()
         try:
             for _ in range(min(len(arrivals), DECODED_AT_ONCE)):
-                arrival = arrivals[-1]
+                arrival = arrivals.pop()
                 if type(arrival) is bytes and len(arrival) < HEAVY_BODY:  # by far the most
                     add_partial(arrival)
                     size += len(arrival) + BYTES_BESIDE
                 elif self._decode_one(arrival):
                     size += _size(arrival)
                 else:
+                    arrivals.append(arrival)
                     break
-                arrivals.pop()
                 if size >= HEAVY_BODY:
                     break
         except MalformedMessage as error:
@@ -383,9 +385,9 @@ class Reception(Generic[ResultT]):
         try:
             result = self.completion = self.arrived.finish_fields(fields, known)
         except RequestFailed as error:
-            note_failed(self._exchange, error, self.observation, aborted=self.aborted)
             completion = error.completion
             self._make_error = lambda _: request_failed(completion)
+            note_failed(self._exchange, error, self.observation, aborted=self.aborted)
             return
         if self.observation is not None:
             self.observation.decoded(result, aborted=self.aborted)

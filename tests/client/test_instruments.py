@@ -23,6 +23,8 @@ from tests.peers import Received, ScriptedCoordinator, scripted_coordinator
 from tests.stepping import Moment, run_at_each_step
 from tests.waiting import until
 from trio_infer import (
+    Completion,
+    CompletionStream,
     GenerateRequest,
     InferenceClient,
     InferenceError,
@@ -597,6 +599,46 @@ class Raising(Instrument):
                 raise self.error
 
         return method
+
+
+@pytest.mark.parametrize("ending", ["completed", "failed", "unreadable", "unreadable in part"])
+async def test_a_request_is_counted_once_if_an_instrument_looks_at_the_stream_whose_end_it_is_told(
+    coordinator: ScriptedCoordinator, ending: str
+) -> None:
+    streams: list[CompletionStream[Completion]] = []
+    seen = []
+
+    def look(_: RequestEnding) -> None:
+        seen.append(streams[0].completion)
+
+    looking = SimpleNamespace(request_finished=look, request_failed=look)
+    async with open_client(coordinator.address, instruments=[looking]) as client:
+        async with client.stream("hi", LONG) as stream:
+            streams.append(stream)
+            submission = await coordinator.submission()
+            if ending == "completed":
+                complete(coordinator, submission)
+            elif ending == "failed":
+                fail(coordinator, submission)
+            elif ending == "unreadable":
+                coordinator.reply(submission, [1], status=7)
+            else:
+                coordinator.partial(submission, [1], new_tokens="x")
+                complete(coordinator, submission)
+            await until(lambda: stream.finished)
+            if ending == "completed":
+                completion = await stream.result()
+                assert seen == [completion]
+            else:
+                with pytest.raises(InferenceError):
+                    await stream.result()
+                assert stream.completion is None
+    statistics = client.statistics()
+    assert len(seen) == 1
+    assert (statistics.completed, statistics.failed) == (
+        (1, 0) if ending == "completed" else (0, 1)
+    )
+    assert statistics.malformed == ending.startswith("unreadable")
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
