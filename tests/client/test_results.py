@@ -20,6 +20,7 @@ from trio_infer import (
     open_client,
 )
 from trio_infer.embedded import open_coordinator
+from trio_infer.protocol.unpacking import HEAVY_BODY
 from trio_infer.reply import Reply
 
 if TYPE_CHECKING:
@@ -226,7 +227,9 @@ async def test_partial_results_that_nobody_asked_for_change_no_completion(
     assert completions[0].generated_tokens == [1, 2]
 
 
-@pytest.mark.parametrize("ending", ["failed", "malformed", "unreadable", "lost", "closed"])
+@pytest.mark.parametrize(
+    "ending", ["failed", "malformed", "unreadable", "large and unreadable", "lost", "closed"]
+)
 async def test_thousands_of_generations_that_end_badly_leave_nothing_to_be_collected(
     coordinator: ScriptedCoordinator, ending: str
 ) -> None:
@@ -244,6 +247,8 @@ async def test_thousands_of_generations_that_end_badly_leave_nothing_to_be_colle
                 coordinator.reply(request, [], status="FAILED")
             elif ending == "unreadable":
                 coordinator.send(request.client, [msgpack.packb([21, 0]), b"\xc1"])
+            elif ending == "large and unreadable":
+                coordinator.send(request.client, [msgpack.packb([21, 0]), b"\xc1" * HEAVY_BODY])
             elif ending == "malformed":
                 coordinator.send(request.client, [msgpack.packb([21, 0, 0]), b"\xc0"])
             elif ending == "lost":

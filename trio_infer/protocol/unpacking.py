@@ -74,7 +74,7 @@ class Unpacking:
     def __init__(self, body: Frame, *, lazily: bool = False) -> None:
         self._pieces = unpack_map_in_pieces(body, lazily=lazily)
         self._fields: dict[str, Any] | None = None
-        self._nonsense: MalformedMessage | None = None
+        self._nonsense: str | None = None  # and not the error, whose traceback holds this
 
     def go_on(self) -> bool:
         """Unpacks a piece, if one is left. Returns whether there may be more."""
@@ -82,7 +82,7 @@ class Unpacking:
             try:
                 self._fields = next(self._pieces)
             except MalformedMessage as error:
-                self._nonsense = error
+                self._nonsense = str(error)
         return self._fields is None and self._nonsense is None
 
     def fields(self) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class Unpacking:
         """
         while self._fields is None:
             if self._nonsense is not None:
-                raise self._nonsense
+                raise MalformedMessage(self._nonsense)
             self.go_on()
         return self._fields
 
