@@ -161,9 +161,10 @@ class Reply(ABC):
         except MalformedMessage as error:
             exchange.fail(self.request_id, error, finished=True, heir=None)
             message = str(error)
+        else:
             if self.observation is not None:
-                self.observation.failed(RemoteProtocolError(message), 0, aborted=False)
-            raise RemoteProtocolError(message) from None
+                self.observation.decoded(result, aborted=False)
+            return result
         if self.observation is not None:
-            self.observation.decoded(result, aborted=False)
-        return result
+            self.observation.failed(RemoteProtocolError(message), 0, aborted=False)
+        raise RemoteProtocolError(message)  # out here, lest its context hold the reply

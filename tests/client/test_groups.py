@@ -42,6 +42,7 @@ from trio_infer.protocol.coordinator_codec import CoordinatorCodec
 from trio_infer.protocol.dialect import Kind
 from trio_infer.protocol.dialects import FRAMED
 from trio_infer.protocol.preparation import HEAVY_BYTES
+from trio_infer.protocol.unpacking import HEAVY_BODY
 from trio_infer.sockets import ROUTER, Link, network_of
 
 if TYPE_CHECKING:
@@ -1226,6 +1227,28 @@ async def test_an_outcome_that_is_an_error_is_raised_by_who_wants_it_and_keeps_n
     for _ in range(2):
         with pytest.raises(RequestFailed):
             outcome.unwrap()
+
+
+@pytest.mark.parametrize("size", [1, HEAVY_BODY])
+@pytest.mark.parametrize("wrong", ["status", "packing"])
+async def test_errors_of_nonsense_that_somebody_collects_keep_no_replies(
+    coordinator: ScriptedCoordinator, client: InferenceClient, wrong: str, size: int
+) -> None:
+    async with client.open_group() as group:
+        group.submit_nowait(asked())
+        submission = await coordinator.submission()
+        head, body = coordinator.reply_frames(submission, [1], status=1, unknown="x" * size)
+        behind = b"" if wrong == "status" else b"\xc1"
+        coordinator.send(submission.client, [head, bytes(body) + behind])
+        gc.collect()
+        gc.disable()
+        try:
+            outcome = await group.outcomes.receive()
+            alive = [thing for thing in gc.get_objects() if isinstance(thing, Member)]
+        finally:
+            gc.enable()
+    assert isinstance(outcome.error, RemoteProtocolError)
+    assert alive == []
 
 
 async def test_what_engines_reject_may_be_told_from_what_may_be_tried_again(
