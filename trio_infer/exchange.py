@@ -180,6 +180,8 @@ class Exchange:
         """
         if self._leaving:
             raise trio.ClosedResourceError(CLOSED)
+        if prepared.is_heavy and not self._transport.is_up:  # before it is packed for nothing
+            raise trio.WouldBlock
         is_limited = self._admission.is_limited
         if is_limited:
             self._admission.enter_nowait()

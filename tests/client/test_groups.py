@@ -9,6 +9,7 @@ import weakref
 from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import attrs
 import numpy as np
@@ -38,6 +39,7 @@ from trio_infer.background import running_behind
 from trio_infer.embedded import Faults, open_coordinator
 from trio_infer.groups.member import Member
 from trio_infer.groups.outcomes import TOLERATED_UNWANTED
+from trio_infer.protocol import preparation
 from trio_infer.protocol.coordinator_codec import CoordinatorCodec
 from trio_infer.protocol.dialect import Kind
 from trio_infer.protocol.dialects import FRAMED
@@ -518,6 +520,23 @@ async def test_a_large_request_is_submitted_either_way(
         assert await group.submit(asked("small")) == 2
         prompts = [(await coordinator.submission()).message.prompt for _ in range(3)]
     assert prompts == [large.prompt, large.prompt, "small"]
+
+
+async def test_who_tries_again_to_submit_a_large_request_need_not_wait_for_its_packing_each_time(
+    autojump_clock: trio.testing.MockClock,
+    coordinator: ScriptedCoordinator,
+    client: InferenceClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pack = Mock(return_value=b"\xc0")
+    monkeypatch.setattr(preparation, "pack", pack)
+    async with client.open_group() as group:
+        coordinator.close()
+        await until(lambda: not client._exchange._transport.is_up)
+        for _ in range(3):
+            with pytest.raises(trio.WouldBlock):
+                group.submit_nowait(asked("x" * HEAVY_BYTES))
+    pack.assert_not_called()
 
 
 # Cancelling
