@@ -48,6 +48,7 @@ nitpick_ignore = [("py:class", name) for name in ALIASES]
 nitpick_ignore_regex = [
     (r"py:class", r"trio_infer\.protocol\.dialect\.(Kind|Layout)"),  # of the table, not public
     (r"py:class", r"trio_infer\.models\.prompt\.SupportsToList"),  # a part of Prompt, told there
+    (r"py:class", r"trio_infer\.embedded\.language_model\.Vocabulary"),  # told by LanguageModel
     (r"py:.*", r"trio_infer\.models\.result\.ResultT"),  # told by each method that returns it
     (r"py:.*", r"(attrs?|collections|contextlib|enum|logging|numpy|trio|typing|zmq)\..*"),
 ]

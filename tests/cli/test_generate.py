@@ -12,7 +12,7 @@ import pytest
 from tests.cli.options import BYTES, to
 from tests.programs import Result, in_terminal, run, started
 from trio_infer import SamplingParams, open_client
-from trio_infer.cli.tokenizing import make_decoder
+from trio_infer.cli.tokenizing import ByteDecoder
 from trio_infer.embedded import open_coordinator
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ async def test_refuses_a_tokenizer_that_knows_no_such_token(
 
 def test_no_negative_token_is_a_byte() -> None:
     with pytest.raises(click.UsageError, match="token -1 is no byte"):
-        make_decoder("bytes").decode([65, -1])
+        ByteDecoder().decode([65, -1])
 
 
 async def test_says_so_where_the_text_is_another_than_was_shown(

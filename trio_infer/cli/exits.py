@@ -22,7 +22,7 @@ EXIT_CODES: Final = """
 \b
 Exit codes:
   0    it worked, or a coordinator was told to stop
-  1    it failed, or a part of it did: lines of a batch, requests of a bench
+  1    it failed, or a part of it did: lines of a batch, requests of a bench, turns of a chat
   2    the command line makes no sense
   130  Ctrl-C ended it; likewise 143 SIGTERM, 129 SIGHUP,
        141 nobody reads the output any more"""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +25,8 @@ from .output import Output
 from .prompt import read_prompt
 from .sampling import sampling_options
 from .target import Target, embedded_options
-from .tokenizing import TOKENIZERS, Decoder, ModelDecoder, make_decoder
+from .tokenizing import BYTES, ByteDecoder, Decoder, ModelDecoder, decoders
+from .vocabularies import tokenizer_option
 
 if TYPE_CHECKING:
     from ..client import InferenceClient
@@ -49,6 +51,7 @@ Examples:
   trio-infer generate --deadline 2 --json "A generator" | jq .finish_reason
   trio-infer generate --stream --model smollm2 "A generator"
   trio-infer generate --address tcp://localhost:5555 - < prompt.txt
+  trio-infer generate --address tcp://localhost:5555 --stream --tokenizer smollm2 "A generator"
 """
 
 
@@ -63,15 +66,16 @@ class _Job:
     stream: bool
     as_json: bool
     deadline: float
-    tokenizer: str | None
+    decoders: Callable[[], Decoder] | None
 
     @property
     def decoder(self) -> Decoder | None:
         """What makes text of tokens, if anything does."""
         if self.target.model is not None:
             return ModelDecoder(self.target.model)
-        name = "bytes" if self.target.address is None else self.tokenizer
-        return None if name is None else make_decoder(name)
+        if self.target.address is None:
+            return ByteDecoder()
+        return None if self.decoders is None else self.decoders()
 
 
 @click.command(short_help="Text from a prompt.", epilog=EXAMPLES + EXIT_CODES)
@@ -96,15 +100,21 @@ class _Job:
     metavar="SECONDS",
     help="End it after this time, and keep what there is.",
 )
-@click.option(
-    "--tokenizer",
-    type=click.Choice(list(TOKENIZERS)),
-    help="Read tokens of the coordinator at --address so, to stream their text: bytes, if it runs"
-    " the embedded model.",
+@tokenizer_option(
+    BYTES,
+    text="Read tokens of the coordinator at --address so, to stream their text: bytes, if it runs"
+    " the small model; ",
 )
 @sampling_options
 @embedded_options
-def generate(*, target: Target, stream: bool, deadline: float | None, **options: Any) -> int:
+def generate(
+    *,
+    target: Target,
+    stream: bool,
+    deadline: float | None,
+    tokenizer: str | None,
+    **options: Any,
+) -> int:
     """Generate text from PROMPT and print it.
 
     Where PROMPT is -, or absent and standard input is no terminal, it is read from there; a
@@ -131,6 +141,7 @@ def generate(*, target: Target, stream: bool, deadline: float | None, **options:
         target=target,
         stream=stream,
         deadline=math.inf if deadline is None else deadline,
+        decoders=None if tokenizer is None else decoders(tokenizer),
         **options,
     )
     return run_interruptible(_run, job)

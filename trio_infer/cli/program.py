@@ -11,6 +11,7 @@ import click
 
 from .batch import batch
 from .bench import bench
+from .chat import chat
 from .completion import NAME, VARIABLE, completion
 from .coordinator import coordinator
 from .engines import engines
@@ -48,7 +49,7 @@ def program(context: click.Context) -> int:
     return show_help(context)
 
 
-COMMANDS: Final = (generate, batch, bench, ping, engines, shutdown, coordinator, completion)
+COMMANDS: Final = (generate, chat, batch, bench, ping, engines, shutdown, coordinator, completion)
 
 for _command in COMMANDS:
     program.add_command(_command)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from .options import Decorator
 
-__all__ = ["NUM_TOKENS", "sampling_options"]
+__all__ = ["NUM_TOKENS", "chat_sampling_options", "sampling_options"]
 
 NUM_TOKENS: Final = 256
 """The budget where no other is given."""
@@ -42,7 +42,7 @@ def _parse_extra(_context: object, _option: object, values: Sequence[str]) -> di
     return extra
 
 
-_OPTIONS: Final = (
+_CHOICE: Final = (
     click.option(
         "-n",
         "--num-tokens",
@@ -79,6 +79,8 @@ _OPTIONS: Final = (
         metavar="ID",
         help="End with this token, rather than with the model's own; -1: with none.",
     ),
+)
+_KNOWLEDGE: Final = (
     click.option("--add-bos", is_flag=True, help="Begin a text prompt with the model's BOS token."),
     click.option("--log-probs", is_flag=True, help="Tell how probable each token was."),
     click.option(
@@ -97,6 +99,8 @@ _OPTIONS: Final = (
     click.option(
         "--return-segments", is_flag=True, help="Ask for the text of each token, if engines can."
     ),
+)
+_OTHER: Final = (
     click.option(
         "--streaming-interval",
         type=click.IntRange(min=1),
@@ -120,8 +124,9 @@ def _take(given: dict[str, Any]) -> SamplingParams:
     num_tokens, total = given.pop("num_tokens"), given.pop("num_tokens_total")
     if num_tokens is None and total is None:
         num_tokens = NUM_TOKENS
-    prompt_log_probs, top_n = given.pop("prompt_log_probs"), given.pop("top_n_logprobs")
-    log_probs = given.pop("log_probs") or prompt_log_probs or top_n > 0
+    prompt_log_probs = given.pop("prompt_log_probs", False)
+    top_n = given.pop("top_n_logprobs", 0)
+    log_probs = given.pop("log_probs", False) or prompt_log_probs or top_n > 0
     return SamplingParams(
         num_tokens_to_generate=num_tokens,
         num_tokens_total=total,
@@ -131,16 +136,19 @@ def _take(given: dict[str, Any]) -> SamplingParams:
         stop_words=list(given.pop("stop")) or None,
         detokenize_stop_sequence=given.pop("detokenize_stop_sequence"),
         termination_id=given.pop("termination_id"),
-        add_BOS=given.pop("add_bos"),
+        add_BOS=given.pop("add_bos", False),
         return_log_probs=log_probs,
         skip_prompt_log_probs=log_probs and not prompt_log_probs,
         top_n_logprobs=top_n,
-        return_prompt_tokens=given.pop("return_prompt_tokens"),
-        return_segments=given.pop("return_segments"),
+        return_prompt_tokens=given.pop("return_prompt_tokens", False),
+        return_segments=given.pop("return_segments", False),
         streaming_interval=given.pop("streaming_interval"),
         extra=given.pop("extra"),
     )
 
 
-sampling_options: Decorator = gather_options("sampling_params", _OPTIONS, _take)
+sampling_options: Decorator = gather_options("sampling_params", _CHOICE + _KNOWLEDGE + _OTHER, _take)
 """Gives a command these options, which it gets as its argument ``sampling_params``."""
+
+chat_sampling_options: Decorator = gather_options("sampling_params", _CHOICE + _OTHER, _take)
+"""As `sampling_options`, without those for what is told of a completion beside its text."""

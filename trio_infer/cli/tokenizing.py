@@ -1,8 +1,9 @@
-"""What makes text of the ids of tokens: tokenizers, by name."""
+"""What makes text of the ids of tokens: the decoder of a request."""
 
 from __future__ import annotations
 
 import codecs
+from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 import click
@@ -10,13 +11,17 @@ import click
 from ..embedded import ModelTokenizer
 from ..embedded.ngram import END_TOKEN
 from ..protocol.detokenizing import Detokenizer
+from .vocabularies import load_vocabulary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from ..embedded import LanguageModel
+    from ..embedded.language_model import Vocabulary
 
-__all__ = ["TOKENIZERS", "ByteDecoder", "Decoder", "ModelDecoder", "make_decoder"]
+__all__ = ["BYTES", "ByteDecoder", "Decoder", "ModelDecoder", "decoders"]
+
+BYTES: Final = "bytes"
+"""The tokenizer of the small model."""
 
 
 class Decoder(Protocol):
@@ -57,32 +62,48 @@ class ByteDecoder:
 
 
 class ModelDecoder:
-    """Takes ids for those of a model in this process.
+    """Takes ids for those of a vocabulary.
 
     Args:
-        model: the model.
+        vocabulary: that of a model, or a model itself.
     """
 
-    def __init__(self, model: LanguageModel) -> None:
-        self._tokenizer = ModelTokenizer(model)
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._size = vocabulary.vocab_size
+        self._tokenizer = ModelTokenizer(vocabulary)
         self._detokenizer = Detokenizer(self._tokenizer)
         self._tokens: list[int] = []
 
     def decode(self, tokens: Sequence[int]) -> str:
         """As `Decoder` has it. The end token has no text."""
+        foreign = next((token for token in tokens if not self._knows(token)), None)
+        if foreign is not None:
+            msg = f"there is no token {foreign}: --tokenizer does not fit this coordinator"
+            raise click.UsageError(msg)
         self._tokens += tokens
         return self._detokenizer.take(self._tokens, ended=False)
 
+    def rest(self) -> str:
+        """What is left at the end of all tokens, such as half a character."""
+        return self._detokenizer.take(self._tokens, ended=True)
+
     def piece(self, token: int) -> str:
         """As `Decoder` has it."""
+        if not self._knows(token):
+            return ""
         text = self._tokenizer.decode([token])
         return repr(text) if text else "(end)"
 
+    def _knows(self, token: int) -> bool:
+        return 0 <= token < self._size
 
-TOKENIZERS: Final[Mapping[str, Callable[[], Decoder]]] = {"bytes": ByteDecoder}
-"""What makes the decoder of a request, by the name of its tokenizer."""
 
+def decoders(tokenizer: str) -> Callable[[], Decoder]:
+    """What makes the decoder of a request, by the name of its tokenizer or where that is.
 
-def make_decoder(name: str) -> Decoder:
-    """A decoder for one request, by the name of its tokenizer."""
-    return TOKENIZERS[name]()
+    Raises:
+        click.ClickException: there is no such tokenizer.
+    """
+    if tokenizer == BYTES:
+        return ByteDecoder
+    return partial(ModelDecoder, load_vocabulary(tokenizer))

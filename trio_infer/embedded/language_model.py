@@ -14,7 +14,31 @@ __all__ = [
     "ModelSequence",
     "Question",
     "Traits",
+    "Vocabulary",
 ]
+
+
+@runtime_checkable
+class Vocabulary(Protocol):
+    """Token ids and their texts: so much of a `LanguageModel` as makes a tokenizer."""
+
+    @property
+    def vocab_size(self) -> int:
+        """See `LanguageModel`."""
+        ...
+
+    @property
+    def end_token(self) -> int:
+        """See `LanguageModel`."""
+        ...
+
+    def tokenize(self, text: str) -> list[int]:
+        """See `LanguageModel.tokenize`."""
+        ...
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """See `LanguageModel.detokenize`."""
+        ...
 
 
 @runtime_checkable
@@ -35,6 +59,8 @@ class LanguageModel(Protocol):
     - ``end_tokens``: all the ids that end a text, where there are others than ``end_token``.
     - ``begin_token``: the id that begins a text where a prompt asks for one, if not ``end_token``.
     - ``begins_prompts``: true if every prompt that is text is to begin with that one.
+    - ``chat_template``: a template of Jinja's that makes the prompt of a conversation, as the files
+      of chat models have it; ``trio-infer chat`` wants one.
 
     A model that keeps what it has computed of a sequence is a `CachingModel`.
     """
@@ -165,7 +191,7 @@ class Traits:
     begins_prompts: bool
 
     @classmethod
-    def of(cls, model: LanguageModel) -> Traits:
+    def of(cls, model: Vocabulary) -> Traits:
         """Those of a model."""
         others: Collection[int] = getattr(model, "end_tokens", ())
         return cls(

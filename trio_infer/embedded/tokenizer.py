@@ -9,7 +9,7 @@ from .language_model import Traits
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .language_model import LanguageModel
+    from .language_model import Vocabulary
 
 __all__ = ["ModelTokenizer"]
 
@@ -17,7 +17,7 @@ __all__ = ["ModelTokenizer"]
 class ModelTokenizer:
     """The tokenizer of an embedded coordinator's language model: its attribute ``tokenizer``."""
 
-    def __init__(self, model: LanguageModel) -> None:
+    def __init__(self, model: Vocabulary) -> None:
         self._model = model
         self._ends = Traits.of(model).end_tokens
 

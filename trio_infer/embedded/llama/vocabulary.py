@@ -4,12 +4,39 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import weakref
 from typing import TYPE_CHECKING, Any
+
+from .files import find_file
+from .library import last_error, load_library
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from os import PathLike
 
-__all__ = ["Vocabulary"]
+__all__ = ["Vocabulary", "open_vocabulary"]
+
+
+def open_vocabulary(path: str | PathLike[str]) -> Vocabulary:
+    """The tokenizer of a GGUF file or name, as `find_file` has them, without the model.
+
+    Raises:
+        ImportError: a package is missing.
+        OSError: the file cannot be read.
+        ValueError: it is no GGUF file, or llama.cpp cannot load it.
+    """
+    found = find_file(path)
+    library = load_library()
+    last_error()
+    params = library.llama_model_default_params()
+    params.vocab_only = True
+    model = library.llama_model_load_from_file(str(found).encode(), params)
+    if not model:
+        msg = f"llama.cpp cannot load the vocabulary of {found}: {last_error()}"
+        raise ValueError(msg)
+    vocabulary = Vocabulary(library, model)
+    weakref.finalize(vocabulary, library.llama_model_free, model)
+    return vocabulary
 
 
 class Vocabulary:
@@ -23,14 +50,18 @@ class Vocabulary:
     def __init__(self, library: Any, model: Any) -> None:
         self._library = library
         self._vocab = vocab = library.llama_model_get_vocab(model)
-        self.size: int = library.llama_vocab_n_tokens(vocab)
-        ends = (token for token in range(self.size) if library.llama_vocab_is_eog(vocab, token))
-        self.end_tokens: frozenset[int] = frozenset(ends)
+        self.vocab_size: int = library.llama_vocab_n_tokens(vocab)
+        ends = (
+            token for token in range(self.vocab_size) if library.llama_vocab_is_eog(vocab, token)
+        )
+        self.end_tokens = frozenset(ends)
         eos, eot = library.llama_vocab_eos(vocab), library.llama_vocab_eot(vocab)
         self.end_token: int = eos if eos >= 0 else eot
         bos: int = library.llama_vocab_bos(vocab)
-        self.begin_token: int = bos if bos >= 0 else self.end_token
-        self.begins_prompts: bool = bool(library.llama_vocab_get_add_bos(vocab)) and bos >= 0
+        self.begin_token = bos if bos >= 0 else self.end_token
+        template = library.llama_model_chat_template(model, None)
+        self.chat_template = None if template is None else template.decode(errors="replace")
+        self.begins_prompts = bool(library.llama_vocab_get_add_bos(vocab)) and bos >= 0
         self._piece = functools.cache(self._read_piece)
 
     def tokenize(self, text: str) -> list[int]:

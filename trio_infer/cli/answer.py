@@ -1,0 +1,113 @@
+"""One answer of a conversation: received, shown as it comes, and stopped by Ctrl-C."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, suppress
+from typing import TYPE_CHECKING, Final
+
+import click
+import trio
+
+from ..errors import (
+    ConnectError,
+    ConnectionLost,
+    ConnectTimeout,
+    InferenceError,
+    RemoteProtocolError,
+    RequestFailed,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..models import Completion
+    from ..streams import CompletionStream
+    from .interruption import Interruption
+    from .output import Output
+    from .tokenizing import ModelDecoder
+
+__all__ = ["Answer"]
+
+GRACE_SECONDS: Final = 1.0
+"""How long the last tokens of an answer that was stopped are waited for."""
+
+
+class Answer:
+    """One request, and its text on standard output.
+
+    Args:
+        stream: the request, not handed over yet.
+        decoder: what makes text of its tokens.
+        output: where that goes.
+        interruption: what may stop it.
+
+    Attributes:
+        begun: whether it has been handed over.
+        stopped: whether Ctrl-C has stopped it.
+        failure: why it ends where it does, if it should not.
+    """
+
+    def __init__(
+        self,
+        stream: CompletionStream[Completion],
+        decoder: ModelDecoder,
+        output: Output,
+        interruption: Interruption,
+    ) -> None:
+        self._stream = stream
+        self._decoder = decoder
+        self._output = output
+        self._interruption = interruption
+        self._shown = 0
+        self.begun = self.stopped = False
+        self.failure: InferenceError | None = None
+
+    @property
+    def tokens(self) -> list[int]:
+        """All that have come."""
+        return self._stream.tokens
+
+    @property
+    def completion(self) -> Completion | None:
+        """The engine's last word, if it has come."""
+        return self._stream.completion
+
+    async def run(self, *, can_abort: bool, connect_timeout: float) -> None:
+        """Receives all of it, or as much as it is let.
+
+        Args:
+            can_abort: whether the engine can be told to stop.
+            connect_timeout: seconds that it may take to connect again, if need be.
+        """
+        stream = self._stream
+        try:
+            async with AsyncExitStack() as stack:
+                with self._interruption.stops() as stopping:
+                    await self._begin(stack, connect_timeout)
+                    async for delta in stream:
+                        self._show(delta.tokens)
+                self.stopped = stopping.cancelled_caught
+                if self.stopped and self.begun and can_abort:
+                    with trio.move_on_after(GRACE_SECONDS):
+                        await stream.finish_early()
+        except (ConnectError, ConnectionLost, RemoteProtocolError, RequestFailed) as error:
+            self.failure = error
+        finally:
+            with suppress(click.UsageError):
+                self._show(stream.tokens[self._shown :])
+            self._output.text(self._decoder.rest())
+            self._output.end_line()
+            if self._interruption.signal is not None:
+                self._output.note(f"interrupted after {len(stream.tokens)} tokens")
+
+    async def _begin(self, stack: AsyncExitStack, connect_timeout: float) -> None:
+        with trio.move_on_after(connect_timeout):
+            await stack.enter_async_context(self._stream)
+            self.begun = True
+        if not self.begun:
+            msg = f"no connection came about within {connect_timeout:g} s"
+            raise ConnectTimeout(msg)
+
+    def _show(self, tokens: Sequence[int]) -> None:
+        self._output.text(self._decoder.decode(tokens))
+        self._shown += len(tokens)
