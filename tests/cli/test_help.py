@@ -112,6 +112,9 @@ def completions(here: Here, monkeypatch: pytest.MonkeyPatch, words: str) -> list
         ("trio-infer completion z", ["plain,zsh"]),
         ("trio-infer batch --conc", ["plain,--concurrency"]),
         ("trio-infer batch in", ["file,in"]),
+        ("trio-infer generate --tokenizer b", ["plain,bytes"]),
+        ("trio-infer chat --tokenizer s", ["plain,smollm2"]),
+        ("trio-infer chat --tokenizer mod", ["file,mod"]),
     ],
 )
 def test_shells_complete(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +20,7 @@ from .exits import EXIT_CODES
 from .interruption import Interruption
 from .model import MODEL_HELP, load_model
 from .options import dialect_option
+from .tokenizing import BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -164,7 +166,7 @@ async def _run(options: dict[str, Any]) -> None:
 
 def _hint(address: str, dialect: str, model: LanguageModel | None) -> None:
     told = "" if dialect == FRAMED.name else f"--dialect {dialect} "
-    if not isinstance(model, LlamaModel):
-        told = f"--tokenizer bytes {told}"
+    tokenizer = shlex.quote(str(model.path)) if isinstance(model, LlamaModel) else BYTES
+    told = f"--tokenizer {tokenizer} {told}"
     asking = f"trio-infer generate --stream {told}--address {address} PROMPT"
     click.echo(f"trio-infer: serving until Ctrl-C; to ask it: {asking}", err=True)

@@ -36,12 +36,6 @@ def tokenizer_option(*names: str, text: str) -> Callable[[_Command], _Command]:
     """
     known = (*names, *PACKAGED)
 
-    def check(_context: object, _option: object, given: str | None) -> str | None:
-        if given is None or given in known or is_import(given) or Path(given).exists():
-            return given
-        msg = f"{given!r} is not {', '.join(known)}, MODULE:OBJECT, or anything that is there"
-        raise click.BadParameter(msg)
-
     def complete(_context: object, _option: object, begun: str) -> list[CompletionItem]:
         found = [CompletionItem(name) for name in known if name.startswith(begun)]
         return found or [CompletionItem(begun, type="file")]
@@ -49,7 +43,6 @@ def tokenizer_option(*names: str, text: str) -> Callable[[_Command], _Command]:
     return click.option(
         "--tokenizer",
         metavar="TOKENIZER",
-        callback=check,
         shell_complete=complete,
         help=f"{text}{_KINDS}",
     )
@@ -63,6 +56,9 @@ def load_vocabulary(given: str) -> Vocabulary:
     """
     if is_import(given):
         return import_object(given, Vocabulary, "tokenizer")  # type: ignore[type-abstract]
+    if given not in PACKAGED and not Path(given).exists():
+        msg = f"{given!r} is not there, and no tokenizer's name"
+        raise click.BadParameter(msg, param_hint="'--tokenizer'")
     try:
         if Path(given).is_dir():
             from .hugging_face import HuggingFaceVocabulary  # noqa: PLC0415 - few want it
