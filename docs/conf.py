@@ -40,7 +40,7 @@ default_role = "py:obj"  # `Completion` in a docstring is a reference, and one t
 ALIASES = (
     *("AbstractAsyncContextManager", "AbstractContextManager", "Enum", "Prompt", "SocketOptions"),
     *("ZmqContext", "npt.NDArray", "ResultT", "MeterProvider", "TracerProvider"),
-    *("CollectorRegistry", "PathLike"),
+    *("CollectorRegistry", "PathLike", "Vocabulary"),
 )
 nitpick_ignore = [("py:class", name) for name in ALIASES]
 # Every reference into this package has to lead somewhere. Those into others are left as they are,
@@ -48,7 +48,6 @@ nitpick_ignore = [("py:class", name) for name in ALIASES]
 nitpick_ignore_regex = [
     (r"py:class", r"trio_infer\.protocol\.dialect\.(Kind|Layout)"),  # of the table, not public
     (r"py:class", r"trio_infer\.models\.prompt\.SupportsToList"),  # a part of Prompt, told there
-    (r"py:class", r"trio_infer\.embedded\.language_model\.Vocabulary"),  # told by LanguageModel
     (r"py:.*", r"trio_infer\.models\.result\.ResultT"),  # told by each method that returns it
     (r"py:.*", r"(attrs?|collections|contextlib|enum|logging|numpy|trio|typing|zmq)\..*"),
 ]

@@ -261,19 +261,18 @@ async def test_a_lost_connection_keeps_what_was_said_and_the_next_turn_tries_aga
 
 async def test_a_turn_without_a_coordinator_fails_after_the_time_for_connecting() -> None:
     address = free_address()
-    options = ("--address", address, "--tokenizer", TALKER, "--connect-timeout", "1")
+    options = ("--address", address, "--tokenizer", TALKER, "--connect-timeout", "3")
     async with started("chat", *options, stdin=subprocess.PIPE) as program:
         async with scripted_coordinator(address) as coordinator:
             await until(lambda: coordinator.connects)
             await say(program, "one\n")
             answer(coordinator, await coordinator.submission(), "1")
             await program.stdout.until("1\n")
-        await say(program, "two\nthree\n")
+        await say(program, "two\n")
         await hang_up(program)
         assert await program.ended() == 1
-        lines = (await program.stderr.rest()).splitlines()
-        assert len(lines) == 2
-        assert all(line.endswith("; this turn does not count") for line in lines)
+        (line,) = (await program.stderr.rest()).splitlines()
+        assert line.endswith("; this turn does not count")
 
 
 async def test_a_turn_that_the_engine_gives_up_on_does_not_count(
@@ -308,6 +307,14 @@ async def test_a_full_context_is_told_and_reset_helps() -> None:
         "/reset begins a new conversation"
     )
     assert result.code == 1
+
+
+async def test_a_line_that_is_no_text_is_told_and_the_others_go_on() -> None:
+    result = await run(*EMBEDDED, stdin=b"good \xff bad\nhello\n")
+    assert (result.code, result.stdout) == (1, "You say hello.\n")
+    assert result.stderr == (
+        "trio-infer: that is not UTF-8: invalid start byte at byte 5 of the line\n"
+    )
 
 
 async def test_an_answer_that_is_cut_off_says_so() -> None:

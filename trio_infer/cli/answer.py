@@ -80,6 +80,7 @@ class Answer:
             connect_timeout: seconds that it may take to connect again, if need be.
         """
         stream = self._stream
+        await trio.lowlevel.checkpoint()
         try:
             async with AsyncExitStack() as stack:
                 with self._interruption.stops() as stopping:

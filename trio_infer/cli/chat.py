@@ -157,12 +157,12 @@ class _Chat:
         if self._at_terminal:
             self._output.note(GREETING)
         while (line := await self._read()) is not None:
-            text = line.decode(errors="replace").strip()
+            text = self._text(line)
             if text == "/reset":
                 self._conversation.reset()
                 self._output.note("this is a new conversation")
-            elif text:
-                await self._turn(text)
+            elif text and (prompt := self._prompt(text)) is not None:
+                await self._turn(text, prompt)
         return FAILED if self._failed and not self._at_terminal else 0
 
     async def _read(self) -> bytes | None:
@@ -176,20 +176,31 @@ class _Chat:
                 self._output.aside("\n")
         return line
 
-    async def _turn(self, text: str) -> None:
-        """Asks, and keeps what is answered, however that ends."""
+    def _text(self, line: bytes) -> str:
+        try:
+            return line.decode().strip()
+        except UnicodeDecodeError as error:
+            self._fail(f"that is not UTF-8: {error.reason} at byte {error.start} of the line")
+            return ""
+
+    def _prompt(self, text: str) -> list[int] | None:
+        """The tokens that ask; None, which is told, if they cannot be had, or there is no room."""
         try:
             prompt = self._conversation.prompt(text)
         except click.ClickException as refusal:
             self._fail(refusal.format_message())
-            return
+            return None
         room = self._job.context_length
-        if room is not None and len(prompt) >= room:
-            self._fail(
-                f"the model's context is full: {room} tokens, and with this turn the conversation"
-                f" has {len(prompt)}; {RESET}"
-            )
-            return
+        if room is None or len(prompt) < room:
+            return prompt
+        self._fail(
+            f"the model's context is full: {room} tokens, and with this turn the conversation"
+            f" has {len(prompt)}; {RESET}"
+        )
+        return None
+
+    async def _turn(self, text: str, prompt: list[int]) -> None:
+        """Asks, and keeps what is answered, however that ends."""
         with blaming_user():
             stream = self._client.stream(prompt, self._job.sampling_params)
         decoder = ModelDecoder(self._job.vocabulary)
@@ -206,6 +217,7 @@ class _Chat:
         elif answer.stopped:
             self._tell_stop(answer)
         elif completion is not None and completion.finish_reason == "length":
+            room = self._job.context_length
             full = room is not None and len(prompt) + len(tokens) >= room
             why = f"the model's context is full; {RESET}" if full else "-n allows more"
             self._output.note(f"cut off after {len(tokens)} tokens: {why}")
