@@ -147,8 +147,7 @@ def test_a_refusal_names_types_only_however_large_the_value() -> None:
     assert str(wrong_type([[1] * 1000], "a map")) == "a map was expected, not list"
 
 
-@pytest.mark.parametrize("value", [1, None])
-def test_no_field_is_passed_on_whose_name_is_no_string(value: object) -> None:
-    fields: dict[Any, Any] = {"whole": 7, b"unheard_of": value}
+def test_no_field_is_passed_on_whose_name_is_no_string() -> None:
+    fields: dict[Any, Any] = {"whole": 7, b"unheard_of": 1}
     with pytest.raises(MalformedMessage, match="a key that is no string"):
         structure(fields, WANTED)

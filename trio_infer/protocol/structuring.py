@@ -67,8 +67,6 @@ def structure(
     try:
         for name, value in fields.items():
             if value is None:
-                if type(name) is not str:
-                    others[name] = value
                 continue
             kind: Any = wanted.get(name)
             if type(value) is kind:
