@@ -59,7 +59,8 @@ class Answer:
         self._output = output
         self._interruption = interruption
         self._shown = 0
-        self.begun = self.stopped = False
+        self.begun: bool = False
+        self.stopped: bool = False
         self.failure: InferenceError | None = None
 
     @property

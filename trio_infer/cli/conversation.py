@@ -58,7 +58,7 @@ class Conversation:
         # In the place of each answer: what stands behind the last one is yet to be made tokens.
         self._mark = f"answer-{secrets.token_hex(16)}"
         self._answer = {"role": "assistant", "content": self._mark}
-        self.end_of_turn = self._find_end()
+        self.end_of_turn: int | None = self._find_end()
         self.reset()
 
     def reset(self) -> None:

@@ -51,12 +51,14 @@ class HuggingFaceVocabulary:
         tokenizer.no_padding()
         config = _read(directory / "tokenizer_config.json")
         self.vocab_size: int = 1 + max(tokenizer.get_vocab().values(), default=-1)
-        self.end_token = self._id_of(config.get("eos_token"))
-        self.begin_token = self._id_of(config.get("bos_token"))
+        self.end_token: int = self._id_of(config.get("eos_token"))
+        self.begin_token: int = self._id_of(config.get("bos_token"))
         ends = _read(directory / "generation_config.json").get("eos_token_id")
         known = ends if isinstance(ends, list) else [ends]
-        self.end_tokens = {end for end in (self.end_token, *known) if isinstance(end, int)}
-        self.chat_template = _template(directory, config)
+        self.end_tokens: set[int] = {
+            end for end in (self.end_token, *known) if isinstance(end, int)
+        }
+        self.chat_template: str | None = _template(directory, config)
 
     def tokenize(self, text: str) -> list[int]:
         """The ids of a text; those that stand for marks of the model's, such as turns, too."""

@@ -147,7 +147,9 @@ def _take(given: dict[str, Any]) -> SamplingParams:
     )
 
 
-sampling_options: Decorator = gather_options("sampling_params", _CHOICE + _KNOWLEDGE + _OTHER, _take)
+sampling_options: Decorator = gather_options(
+    "sampling_params", _CHOICE + _KNOWLEDGE + _OTHER, _take
+)
 """Gives a command these options, which it gets as its argument ``sampling_params``."""
 
 chat_sampling_options: Decorator = gather_options("sampling_params", _CHOICE + _OTHER, _take)

@@ -103,12 +103,12 @@ class LlamaModel:
         self._slots = Slots(max_sequences)
         self._opening = threading.Lock()
         self._open: list[LlamaSequence] = []
-        self.vocab_size = vocabulary.vocab_size
-        self.end_token = vocabulary.end_token
-        self.end_tokens = vocabulary.end_tokens
-        self.begin_token = vocabulary.begin_token
-        self.begins_prompts = vocabulary.begins_prompts
-        self.chat_template = vocabulary.chat_template
+        self.vocab_size: int = vocabulary.vocab_size
+        self.end_token: int = vocabulary.end_token
+        self.end_tokens: frozenset[int] = vocabulary.end_tokens
+        self.begin_token: int = vocabulary.begin_token
+        self.begins_prompts: bool = vocabulary.begins_prompts
+        self.chat_template: str | None = vocabulary.chat_template
         self.max_sequence_length = context_length
         self.max_sequences = max_sequences
 

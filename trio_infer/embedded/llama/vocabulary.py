@@ -54,14 +54,16 @@ class Vocabulary:
         ends = (
             token for token in range(self.vocab_size) if library.llama_vocab_is_eog(vocab, token)
         )
-        self.end_tokens = frozenset(ends)
+        self.end_tokens: frozenset[int] = frozenset(ends)
         eos, eot = library.llama_vocab_eos(vocab), library.llama_vocab_eot(vocab)
         self.end_token: int = eos if eos >= 0 else eot
         bos: int = library.llama_vocab_bos(vocab)
-        self.begin_token = bos if bos >= 0 else self.end_token
+        self.begin_token: int = bos if bos >= 0 else self.end_token
         template = library.llama_model_chat_template(model, None)
-        self.chat_template = None if template is None else template.decode(errors="replace")
-        self.begins_prompts = bool(library.llama_vocab_get_add_bos(vocab)) and bos >= 0
+        self.chat_template: str | None = (
+            None if template is None else template.decode(errors="replace")
+        )
+        self.begins_prompts: bool = bool(library.llama_vocab_get_add_bos(vocab)) and bos >= 0
         self._piece = functools.cache(self._read_piece)
 
     def tokenize(self, text: str) -> list[int]:
