@@ -184,6 +184,7 @@ async def test_all_that_was_said_is_sent_again_as_the_ids_that_it_was(
         assert await program.ended() == 0
 
 
+@pytest.mark.slow
 async def test_ctrl_c_in_a_pipe_stops_one_answer_and_twice_all(
     coordinator: ScriptedCoordinator,
 ) -> None:
@@ -259,6 +260,7 @@ async def test_a_lost_connection_keeps_what_was_said_and_the_next_turn_tries_aga
             assert await program.ended() == 1
 
 
+@pytest.mark.slow
 async def test_a_turn_without_a_coordinator_fails_after_the_time_for_connecting() -> None:
     address = free_address()
     options = ("--address", address, "--tokenizer", TALKER, "--connect-timeout", "3")
@@ -356,6 +358,7 @@ async def test_without_streams_answers_come_whole_and_without_aborts_it_says_so(
         assert await program.stdout.rest() == "2\n"
 
 
+@pytest.mark.slow
 async def test_a_stop_that_is_not_answered_is_told_and_the_next_turn_goes_on(
     coordinator: ScriptedCoordinator,
 ) -> None:
