@@ -337,6 +337,21 @@ def test_a_terminal_of_eighty_columns_shows_how_far_it_is_and_how_long_it_takes(
     assert line.endswith("10000/200000 2000.0 requests/s, 32000 tokens/s, 0:01:35 left")
 
 
+@pytest.mark.parametrize("width", [20, 40, 66])
+def test_a_narrow_terminal_cuts_off_nothing_of_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setattr("time.monotonic", partial(float, 0))
+    counts = Counts(total=200_000)
+    screen = StringIO()
+    view = BatchView(counts, Console(file=screen, width=width))
+    monkeypatch.setattr("time.monotonic", partial(float, 5))
+    counts.done, counts.tokens = 10_000, 160_000
+    view.console.print(view.render())
+    words = " ".join(screen.getvalue().split())
+    assert words == "10000 of 200000 lines, 2000.0 requests/s, 32000 tokens/s, 0:01:35 left"
+
+
 async def test_a_lost_connection_keeps_what_is_done(
     coordinator: ScriptedCoordinator, source: Path, output: Path
 ) -> None:

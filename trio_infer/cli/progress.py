@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.text import Text
 
 from .rate import Rate
 from .view import View
@@ -78,7 +79,9 @@ class BatchView(View):
         self._task = self._bar.add_task("batch", total=None, pace="")
 
     def render(self) -> RenderableType:
-        """The bar as it is now."""
+        """The bar as it is now; where there is no room for it, the words alone, in some lines."""
+        if self.console.width <= WORDS:
+            return Text(self.summary())
         counts = self._counts
         self._bar.update(
             self._task, completed=counts.handled, total=counts.total, pace=self._pace()
