@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from tests.cli.here import Here
     from tests.peers import Received, ScriptedCoordinator
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from tests.cli.here import Here
 
+pytestmark = pytest.mark.slow
+
 PLAN = Plan(
     requests=4,
     rate=2.5,

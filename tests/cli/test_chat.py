@@ -21,6 +21,8 @@ from trio_infer.protocol.dialect import Kind
 if TYPE_CHECKING:
     from tests.cli.here import Here
 
+pytestmark = pytest.mark.slow
+
 TALKER = "tests.cli.talking:Talker"
 EMBEDDED = ("chat", "--model", TALKER)
 GREETING = "trio-infer: Ctrl-C stops an answer, Ctrl-D ends this program; /reset begins a new"

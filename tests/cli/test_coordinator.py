@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from tests.cli.here import Here
 
+pytestmark = pytest.mark.slow
+
 LONG = SamplingParams(num_tokens_to_generate=100_000, top_k=1)  # the likeliest tokens never end
 SHORT = SamplingParams(num_tokens_to_generate=20, top_k=1)
 RANDOM = SamplingParams(num_tokens_to_generate=20)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tests.cli.here import Here
     from tests.peers import Received, ScriptedCoordinator
 
+pytestmark = pytest.mark.slow
+
 PARTY = "Zoë — 🎉\n"
 
 
