@@ -100,14 +100,25 @@ def tests(session: nox.Session) -> None:
         return
     session.install(*group("optional"))
     session.run("coverage", "erase")
-    session.run("coverage", "run", "-m", "pytest", "-n", "auto")
+    session.run("coverage", "run", "-m", "pytest", "-n", "auto", "-m", "not thorough")
     session.run("coverage", "combine", "--quiet")
     session.run("coverage", "report")
     session.run("coverage", "report", "--include=trio_infer/protocol/*", "--fail-under=100")
 
 
 for version, executable in FOUND.items():
-    nox.session(name=f"tests-{version}", python=executable or version, tags=["tests"])(tests)
+    # What is neither the one that runs everything nor the newest is left to `nox -t tests`.
+    is_usual = version in {MAIN, PYTHONS[-1]}
+    nox.session(
+        name=f"tests-{version}", python=executable or version, tags=["tests"], default=is_usual
+    )(tests)
+
+
+@nox.session(default=False)
+def thorough(session: nox.Session) -> None:
+    """Run the tests that run pytest themselves: those of its plugin."""
+    session.install("-e", ".[cli]", *group("tests"))
+    session.run("python", "-m", "pytest", "-n", "auto", "-m", "thorough")
 
 
 def asynchronous_files() -> Iterator[tuple[Sequence[str], list[Path]]]:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from trio_infer.embedded import LanguageModel
 
+pytestmark = pytest.mark.slow
+
 THREE = SamplingParams(num_tokens_to_generate=3, top_k=1)
 EVERY = pytest.mark.parametrize("dialect", list(DIALECTS))
 

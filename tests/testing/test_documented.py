@@ -12,7 +12,7 @@ from tests.testing.conftest import CHECKOUT
 if TYPE_CHECKING:
     from tests.testing.conftest import Project
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 
 async def test_what_the_page_on_testing_shows_works(project: Project) -> None:

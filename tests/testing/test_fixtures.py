@@ -9,7 +9,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.testing.conftest import Project
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 BY_TRIO = """
 import pytest, trio

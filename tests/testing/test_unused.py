@@ -13,7 +13,7 @@ from tests.testing.conftest import CHECKOUT, PYTEST
 if TYPE_CHECKING:
     from tests.testing.conftest import Project
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 ALONE = ("-p", "no:trio", "-p", "no:anyio")
 
