@@ -10,7 +10,7 @@ import attrs
 import trio
 
 from ..background import running_behind
-from ..models.scalars import to_flag, to_float, to_int
+from ..models.scalars import to_count, to_flag, to_float, to_int
 from ..protocol.dialects import resolve_dialect
 from ..protocol.hashing import PrefixHashing
 from ..sockets import MEMORY_SCHEME, ROUTER, Link, check_address, network_of
@@ -99,9 +99,7 @@ async def open_coordinator(
         ("steps_to_pause", steps_to_pause),
         ("max_message_size", max_message_size),
     ):
-        if to_int(count, name) < 1:
-            msg = f"{name} must be at least 1, not {count}"
-            raise ValueError(msg)
+        to_count(count, name)
     if seed is not None:
         to_int(seed, "seed")
     if to_float(step_time, "step_time") < 0:

@@ -15,6 +15,7 @@ __all__ = [
     "INT64_MIN",
     "UINT64_MAX",
     "plain",
+    "to_count",
     "to_flag",
     "to_float",
     "to_int",
@@ -64,6 +65,19 @@ def to_int(value: object, name: str, *, most: int = INT64_MAX) -> int:
         msg = f"{name} must fit {'signed ' if most == INT64_MAX else ''}64 bits"
         raise ValueError(msg)
     return number
+
+
+def to_count(value: object, name: str) -> int:
+    """How many there are, from 1 on.
+
+    Raises:
+        TypeError, ValueError: as `to_int` does, and for less.
+    """
+    count = to_int(value, name)
+    if count < 1:
+        msg = f"{name} must be at least 1, not {value}"
+        raise ValueError(msg)
+    return count
 
 
 def to_limit(value: object, name: str) -> int | None:

@@ -7,7 +7,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
-from ...models.scalars import to_int
+from ...models.scalars import to_count
 from ..language_model import Interruption, Question
 from .files import find_file
 from .library import load_library
@@ -81,9 +81,7 @@ class LlamaModel:
             ("max_sequences", max_sequences),
             ("threads", threads),
         ):
-            if to_int(count, name) < 1:
-                msg = f"{name} must be at least 1, not {count}"
-                raise ValueError(msg)
+            to_count(count, name)
         self.path: Path = find_file(path)
         load_library()
         # NumPy comes with the library, and so they come no sooner.
