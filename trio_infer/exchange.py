@@ -18,6 +18,7 @@ from .complaints import Complaints
 from .instruments import Instruments
 from .models import ClientStatistics
 from .protocol.dialect import Kind
+from .protocol.packing import MalformedMessage
 from .protocol.session import Session
 from .signals import Signals
 from .sockets import Home, NotConnected
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from .instruments import Observation
-    from .protocol.client_codec import ClientCodec, ServerMessage
+    from .protocol.client_codec import ClientCodec
     from .protocol.dialect import Dialect
-    from .protocol.packing import Frame, Frames, MalformedMessage
+    from .protocol.packing import Frame, Frames
     from .protocol.preparation import Prepared
     from .sockets import Link, Network
 
@@ -39,6 +40,9 @@ _logger: Final = logging.getLogger(__name__)
 
 _PARTIAL: Final = Kind.ENGINE_REPLY_PARTIAL
 _FINAL: Final = Kind.ENGINE_REPLY
+
+_PAIR: Final = 2
+"""Frames of a reply, where its body has one of its own."""
 
 PACKING_THREADS: Final = 2
 """So many large requests are packed at once."""
@@ -109,6 +113,7 @@ class Exchange:
         self.now: Callable[[], float] = trio.current_time
         self._codec = codec
         self._session: Session[Inbox] = Session()
+        self._recognized = self._session.recognized
         self._transport = Transport(address, codec, link, network, listener=self)
         self._admission = Admission(max_in_flight, self._occupied)
         self._packing = trio.CapacityLimiter(PACKING_THREADS)
@@ -321,11 +326,22 @@ class Exchange:
         self.now = trio.lowlevel.current_clock().current_time
         await self._transport.run()
 
-    def on_message(self, message: ServerMessage) -> None:
+    def on_frames(self, frames: Frames) -> None:
         """Passes a reply to the inbox of its request."""
-        kind, request_id, body = message
+        head = frames[0] if frames else b""
+        if type(head) is bytes and len(frames) == _PAIR:
+            inbox = self._recognized.get(head)
+            if inbox is not None:  # as of a stream's tokens all but the first
+                inbox.partial(frames[1])
+                return
+        try:
+            kind, request_id, body = self._codec.decode(frames)
+        except MalformedMessage as error:
+            self._on_malformed(error)
+            return
         if kind is _PARTIAL:
-            inbox = self._session.partial(request_id)
+            beginning = bytes(head) if len(frames) == _PAIR else b""
+            inbox = self._session.partial(request_id, beginning)
             if inbox is not None:
                 inbox.partial(body)
         elif kind is _FINAL:
@@ -336,7 +352,7 @@ class Exchange:
         else:
             self._session.discard()
 
-    def on_malformed(self, error: MalformedMessage) -> None:
+    def _on_malformed(self, error: MalformedMessage) -> None:
         """Lays what makes no sense at the door of its request, if it has one."""
         self.note_malformed(error)
         if error.request_id is None:

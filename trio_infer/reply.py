@@ -152,7 +152,7 @@ class Reply(ABC):
         )
         exchange, deserialize = self._terms
         try:
-            is_heavy = self.size >= HEAVY_BODY
+            is_heavy = len(self._body) >= HEAVY_BODY
             fields = self._in_pieces().fields() if is_heavy else unpack_map(self._body)
             result = result_at_once(fields, known, deserialize=deserialize)
         except RequestFailed as error:

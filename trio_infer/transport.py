@@ -28,7 +28,7 @@ import attrs
 import trio
 
 from .errors import ConnectError
-from .protocol.client_codec import ClientCodec, ServerMessage
+from .protocol.client_codec import ClientCodec
 from .protocol.dialect import Kind
 from .protocol.packing import Frames, MalformedMessage
 from .sockets import DEALER, Link, LinkEvent, Network, NotConnected, Socket
@@ -57,8 +57,6 @@ LASTED_SECONDS: Final = 2.0
 RETRY_SECONDS: Final = 0.3
 """How long ZeroMQ may take to say that it would try again: microseconds, by its own thread."""
 
-_ACK: Final = Kind.CONNECT_ACK
-
 CLOSED: Final = "the client is closed"
 NO_ANSWER: Final = "no answer"
 NO_ACK: Final = "no answer to CONNECT"
@@ -71,11 +69,8 @@ REFUSED: Final = (
 class Listener(Protocol):
     """The floor above, which hears what comes over a connection and what becomes of it."""
 
-    def on_message(self, message: ServerMessage) -> None:
-        """A message came. Must not raise."""
-
-    def on_malformed(self, error: MalformedMessage) -> None:
-        """Something came that is no message. Must not raise."""
+    def on_frames(self, frames: Frames) -> None:
+        """Something came that is no end of a handshake, perhaps nonsense. Must not raise."""
 
     def on_up(self) -> None:
         """A connection came up; nothing has been sent over it yet. Must not raise."""
@@ -89,6 +84,10 @@ class _State(enum.Enum):
     GREETED = enum.auto()
     UP = enum.auto()
     DOWN = enum.auto()
+
+
+_GREETED: Final = _State.GREETED
+_UP: Final = _State.UP  # to be looked up for each message: an enum's members are slow to find
 
 
 def backoff() -> Iterator[float]:
@@ -156,20 +155,21 @@ class _Connection:
             self.move(_State.GREETED)
 
     def deliver(self, frames: Frames) -> None:
-        try:
-            message = self.codec.decode(frames)
-        except MalformedMessage as error:
-            self.listener.on_malformed(error)
-            return
-        if message[0] is _ACK and self.state is _State.GREETED:
+        if self.state is _GREETED and self.is_ack(frames):
             self.up_since = trio.current_time()
-            self.move(_State.UP)
+            self.move(_UP)
             self.came_up()
         else:
-            self.listener.on_message(message)
+            self.listener.on_frames(frames)
+
+    def is_ack(self, frames: Frames) -> bool:
+        try:
+            return self.codec.decode(frames).kind is Kind.CONNECT_ACK
+        except MalformedMessage:
+            return False
 
     def send(self, frames: Frames) -> None:
-        if self.state is not _State.UP:
+        if self.state is not _UP:
             raise NotConnected
         try:
             self.socket.send(frames)
@@ -234,7 +234,7 @@ class Transport:
     @property
     def is_up(self) -> bool:
         """Whether a request can be handed over now."""
-        return self._current is not None and self._current.state is _State.UP
+        return self._current is not None and self._current.state is _UP
 
     @property
     def awaits_ack(self) -> bool:

@@ -30,6 +30,8 @@ from trio_infer.transport import Transport
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from trio_infer.protocol.packing import Frames
+
 LONG = SamplingParams(num_tokens_to_generate=100_000)
 
 
@@ -185,11 +187,11 @@ async def test_a_final_reply_in_the_tick_of_the_cancellation_means_no_abort(
         with scope:
             await client.generate("hi", LONG)
 
-    original = client._exchange.on_message
+    original = client._exchange.on_frames
 
-    def cancel_then_deliver(message: object) -> None:
+    def cancel_then_deliver(frames: Frames) -> None:
         scope.cancel()
-        original(message)  # type: ignore[arg-type]
+        original(frames)
 
     connection = client._exchange._transport._current
     assert connection is not None
@@ -209,9 +211,8 @@ async def test_a_final_reply_in_the_tick_of_the_cancellation_means_no_abort(
 class _Listening:
     """The exchange, with one ear replaced."""
 
-    def __init__(self, client: InferenceClient, on_message: Callable[[object], None]) -> None:
-        self.on_message = on_message
-        self.on_malformed = client._exchange.on_malformed
+    def __init__(self, client: InferenceClient, on_frames: Callable[[Frames], None]) -> None:
+        self.on_frames = on_frames
         self.on_up = client._exchange.on_up
         self.on_lost = client._exchange.on_lost
 

@@ -264,8 +264,8 @@ async def test_a_reply_that_comes_as_the_prefill_is_cancelled_is_released_and_no
         request = await coordinator.submission()
         exchange = client._exchange
 
-        def cancelling(message: Any) -> None:
-            exchange.on_message(message)
+        def cancelling(frames: Any) -> None:
+            exchange.on_frames(frames)
             prefilling.scope.cancel()  # in the very tick
 
         exchange._transport._current.listener = _Ear(exchange, cancelling)  # type: ignore[union-attr]
@@ -286,9 +286,9 @@ async def test_a_reply_that_waits_unread_when_the_prefill_is_cancelled_is_releas
         request = await coordinator.submission()
         exchange = client._exchange
 
-        def cancelling(message: Any) -> None:
+        def cancelling(frames: Any) -> None:
             prefilling.scope.cancel()
-            exchange.on_message(message)
+            exchange.on_frames(frames)
 
         exchange._transport._current.listener = _Ear(exchange, cancelling)  # type: ignore[union-attr]
         coordinator.reply(request, [9], **pinned(5))
@@ -455,10 +455,10 @@ async def test_a_reply_whose_connection_is_gone_before_it_is_read_is_counted_and
         request = await coordinator.submission()
         exchange = client._exchange
 
-        def losing(message: Any) -> None:
+        def losing(frames: Any) -> None:
             if cancelled:
                 prefilling.scope.cancel()
-            exchange.on_message(message)
+            exchange.on_frames(frames)
             exchange.on_lost("gone")  # as if the next connection were up already
 
         exchange._transport._current.listener = _Ear(exchange, losing)  # type: ignore[union-attr]
@@ -521,8 +521,8 @@ async def test_a_reply_that_is_read_only_when_the_client_leaves_is_released(
             request = await coordinator.submission()
             exchange = client._exchange
 
-            def leaving(message: Any) -> None:
-                exchange.on_message(message)
+            def leaving(frames: Any) -> None:
+                exchange.on_frames(frames)
                 client._lifetime.begin_leaving()  # before the task that waits has read it
 
             exchange._transport._current.listener = _Ear(exchange, leaving)  # type: ignore[union-attr]
@@ -536,9 +536,8 @@ async def test_a_reply_that_is_read_only_when_the_client_leaves_is_released(
 class _Ear:
     """The exchange, with one ear replaced."""
 
-    def __init__(self, exchange: Any, on_message: Callable[[Any], None]) -> None:
-        self.on_message = on_message
-        self.on_malformed = exchange.on_malformed
+    def __init__(self, exchange: Any, on_frames: Callable[[Any], None]) -> None:
+        self.on_frames = on_frames
         self.on_up = exchange.on_up
         self.on_lost = exchange.on_lost
 

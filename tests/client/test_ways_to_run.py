@@ -314,7 +314,7 @@ async def crashing_while_connecting(stage: Stage) -> object:
 
 async def crashing_behind_the_block(stage: Stage) -> object:
     coordinator = stage.coordinator
-    with patch.object(Exchange, "on_message", side_effect=Stop):
+    with patch.object(Exchange, "on_frames", side_effect=Stop):
         async with stage.open_client():
             coordinator.send(coordinator.connects[0], coordinator.ack())
             await trio.sleep_forever()

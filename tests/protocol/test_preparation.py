@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -45,7 +46,7 @@ def nothing_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.fail("packed before everything was checked")
 
     monkeypatch.setattr(msgpack, "packb", refuse)
-    monkeypatch.setattr(msgpack, "Packer", refuse)
+    monkeypatch.setattr(msgpack, "Packer", lambda: SimpleNamespace(pack=refuse))
 
 
 # --- what is refused, before anything is packed ---------------------------------------------------

@@ -135,6 +135,7 @@ class Waiter:
 
     request_id: int
     state: str = "running"
+    beginning: bytes = b""
 
 
 @attrs.define
@@ -201,11 +202,15 @@ class SessionMachine(RuleBasedStateMachine):
         """The connection went down before the frames were handed over."""
         return self._new_id()
 
-    @rule(request_id=any_id)
-    def partial(self, request_id: int) -> None:
-        owner = self.session.partial(request_id)
+    @rule(request_id=any_id, beginning=st.sampled_from([b"", b"%d", b"0%d"]))
+    def partial(self, request_id: int, beginning: bytes) -> None:
+        """A request's partial results may begin in more than one way."""
+        beginning = beginning and beginning % request_id
+        owner = self.session.partial(request_id, beginning)
         if self._state(request_id) in ("running", "finishing"):
-            assert owner is self.waiters[request_id]
+            waiter = self.waiters[request_id]
+            assert owner is waiter
+            waiter.beginning = waiter.beginning or beginning
         else:
             assert owner is None
             self.expected.discarded += 1
@@ -278,6 +283,15 @@ class SessionMachine(RuleBasedStateMachine):
         assert counted == attrs.asdict(self.expected)
 
     @invariant()
+    def it_recognizes_what_is_wanted_and_nothing_else(self) -> None:
+        recognized = {beginning: w.request_id for beginning, w in self.session.recognized.items()}
+        assert recognized == {
+            w.beginning: w.request_id
+            for w in self.waiters.values()
+            if w.beginning and w.state in ("running", "finishing")
+        }
+
+    @invariant()
     def what_it_remembers_is_what_is_owed(self) -> None:
         states = Counter(waiter.state for waiter in self.waiters.values())
         assert self.session.in_flight == states["running"]
@@ -297,6 +311,7 @@ class SessionMachine(RuleBasedStateMachine):
             self.session._running,
             self.session._finishing,
             self.session._aborting,
+            self.session._beginnings,
             self.session.owners(),
         ):
             assert not container

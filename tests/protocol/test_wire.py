@@ -5,7 +5,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from trio_infer.protocol.client_codec import MAX_HEADS, MAX_METADATA_BYTES, ClientCodec
+from trio_infer.protocol.client_codec import MAX_METADATA_BYTES, ClientCodec
 from trio_infer.protocol.coordinator_codec import CoordinatorCodec
 from trio_infer.protocol.dialect import Kind
 from trio_infer.protocol.dialects import DIALECTS, FRAMED
@@ -186,14 +186,6 @@ def test_partial_results_that_begin_alike_are_read_alike_and_no_others_with_them
     with pytest.raises(MalformedMessage, match="ENGINE_REPLY_PARTIAL with 1 fields and 1 frames"):
         codec.decode([metadata])
     assert codec.decode([msgpack.packb([21, 5]), BODY]) == (Kind.ENGINE_REPLY, 5, BODY)
-
-
-def test_what_partial_results_begin_with_does_not_pile_up_over_the_years() -> None:
-    codec = ClientCodec(CLIENT.dialect)
-    for number in range(2 * MAX_HEADS):
-        codec.decode([msgpack.packb([22, number]), BODY])
-        assert len(codec._partial_heads) <= MAX_HEADS
-    assert codec.decode([msgpack.packb([22, 1]), BODY]).request_id == 1
 
 
 def test_a_message_without_frames() -> None:

@@ -22,9 +22,6 @@ __all__ = ["ClientCodec", "ServerMessage", "Submission"]
 MAX_METADATA_BYTES: Final = 256
 """The metadata frame of a reply is a header number and a request id: a dozen bytes."""
 
-MAX_HEADS: Final = 2**12
-"""So many metadata frames of partial results are remembered: one for each stream, or some more."""
-
 _PAIR: Final = 2
 
 HEAD_BYTES: Final = 32
@@ -87,8 +84,6 @@ class ClientCodec:
     """
 
     dialect: Dialect
-    _partial_heads: dict[bytes, int] = attrs.field(factory=dict, init=False, repr=False, eq=False)
-
     _final_opening: bytes = attrs.field(init=False, repr=False, eq=False)
 
     @_final_opening.default
@@ -149,10 +144,11 @@ class ClientCodec:
             MalformedMessage: with the id of the request if there is one that it can be laid at the
                 door of.
         """
-        if len(frames) == _PAIR and type(frames[0]) is bytes:
-            usual = self._usual_reply(frames[0], frames[1])
-            if usual is not None:
-                return usual
+        opening = self._final_opening
+        if opening and len(frames) == _PAIR and bytes(frames[0][: len(opening)]) == opening:
+            request_id = unpack(frames[0][len(opening) :])  # by far the most are so
+            if is_id(request_id):
+                return _message(ServerMessage, (_FINAL, request_id, frames[1]))
         if not frames:
             msg = "a message without frames"
             raise MalformedMessage(msg)
@@ -161,8 +157,6 @@ class ClientCodec:
         kind, length, first, end = read_head(dialect, frames[0])
         is_reply = kind is _FINAL or kind is _PARTIAL
         if is_reply and is_id(first) and (length, len(frames)) == _SHAPES[dialect.is_multipart]:
-            if kind is _PARTIAL and dialect.is_multipart:
-                self._remember(bytes(frames[0]), first)
             return ServerMessage(kind, first, frames[1] if length == 1 else frames[0][end:])
         if kind is Kind.CONNECT_ACK:
             if length or len(frames) != 1 or end != len(frames[0]):
@@ -176,23 +170,6 @@ class ClientCodec:
         request_id = first if is_id(first) else None
         is_final = kind is _FINAL
         raise MalformedMessage(msg, request_id=request_id, is_final=is_final)
-
-    def _usual_reply(self, frame: bytes, body: Frame) -> ServerMessage | None:
-        """What by far the most messages are, read in fewer steps; None if it is anything else."""
-        request_id = self._partial_heads.get(frame)
-        if request_id is not None:
-            return _message(ServerMessage, (_PARTIAL, request_id, body))
-        if self._final_opening and frame.startswith(self._final_opening):
-            value = unpack(frame[len(self._final_opening) :])
-            if is_id(value):
-                return _message(ServerMessage, (_FINAL, value, body))
-        return None
-
-    def _remember(self, frame: bytes, request_id: int) -> None:
-        """Keeps what was read, since the next partial result of that request begins alike."""
-        if len(self._partial_heads) == MAX_HEADS:
-            self._partial_heads.clear()
-        self._partial_heads[frame] = request_id
 
 
 # How the first frame of a message begins: its kind, how many fields stand behind the header number,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgpack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = [
     "MAP_WEIGHT",
@@ -21,6 +24,7 @@ __all__ = [
     "containers_allowed",
     "no_messagepack",
     "pack",
+    "packer",
     "unpack",
     "unpack_head",
     "unpack_map",
@@ -74,6 +78,12 @@ def pack(value: object) -> bytes:
     """A value as the wire has it."""
     packed: bytes = msgpack.packb(value)
     return packed
+
+
+def packer() -> Callable[[object], bytes]:
+    """As `pack`, for one thread, in half the time: for what is small, as it keeps its buffer."""
+    pack: Callable[[object], bytes] = msgpack.Packer().pack
+    return pack
 
 
 UNPACKING_ERRORS: Final = (

@@ -19,7 +19,7 @@ from .client_codec import ClientCodec, Submission
 from .dialect import Kind
 from .hashing import PrefixHashing
 from .media import Media, check_media
-from .packing import Frames, pack
+from .packing import Frames, pack, packer
 from .prompt import coerce_ints, coerce_prompt
 from .sampling import sampling_fields
 
@@ -71,18 +71,49 @@ def _prepared(
 
 
 @attrs.define(eq=False)
+class _Plain:
+    """A request packed but for its id and its prompt, wherever that belongs."""
+
+    opening: bytes
+    before: bytes
+    behind: bytes
+    bodies: Frames  # and something in the first frame's place
+    place: int  # of the prompt among them; 0: it stands in the first frame
+    pack: Callable[[object], bytes]
+
+    @classmethod
+    def of(cls, submission: Submission, pack: Callable[[object], bytes]) -> _Plain:
+        """A request that was laid out with a placeholder for its prompt."""
+        bodies: Frames = [b"", *submission.bodies]
+        place = bodies.index(_PROMPT) if _PROMPT in bodies else 0
+        fields = submission.fields
+        split = len(fields) if place else fields.index(_PROMPT)
+        before, behind = b"".join(fields[:split]), b"".join(fields[split + 1 :])
+        return cls(submission.opening, before, behind, bodies, place, pack)
+
+    def frames(self, prompt: bytes, request_id: int) -> Frames:
+        """The request's message, with a prompt, under an id."""
+        frames = self.bodies.copy()
+        if self.place:
+            frames[self.place], prompt = prompt, b""
+        parts = (self.opening, self.pack(request_id), self.before, prompt, self.behind)
+        frames[0] = b"".join(parts)
+        return frames
+
+
+@attrs.define(eq=False)
 class _Asked:
     """Sampling parameters, what is sent of them, and that packed, once somebody has packed it.
 
     Attributes:
         given: the parameters, as the caller gave them.
         fields: what is sent of them.
-        plain: a request with them, and a placeholder for its prompt, once one was laid out.
+        plain: a request with them that lacks no more than its prompt, once one was laid out.
     """
 
     given: object
     fields: Mapping[str, Any]
-    plain: Submission | None = None
+    plain: _Plain | None = None
     _packed: bytes = b""
 
     def packed(self) -> bytes:
@@ -101,6 +132,12 @@ class Preparation:
     codec: ClientCodec
     prefix_hashing: PrefixHashing = attrs.field(factory=PrefixHashing)
     _asked_last: dict[bool, _Asked] = attrs.field(factory=dict, init=False, repr=False, eq=False)
+    _pack: Callable[[object], bytes] = attrs.field(factory=packer, init=False, repr=False, eq=False)
+    _sends_hashes: bool = attrs.field(init=False, repr=False, eq=False)
+
+    @_sends_hashes.default
+    def _are_hashes_wanted(self) -> bool:
+        return self.prefix_hashing.is_wanted
 
     def __attrs_post_init__(self) -> None:
         dialect = self.codec.dialect
@@ -183,10 +220,11 @@ class Preparation:
         offload_params: object = None,
     ) -> Prepared:
         coerced = coerce_prompt(prompt)
-        is_plain = multi_modal_data is offload_params is None and not self.prefix_hashing.is_wanted
+        is_plain = multi_modal_data is offload_params is None and not self._sends_hashes
         if is_plain and len(coerced) < HEAVY_TOKENS:  # by far the most
             length = None if type(coerced) is str else len(coerced)
-            return Prepared(asked.fields, length, self._lay_out_plain(coerced, asked).frames)
+            plain = asked.plain or self._lay_out_plain(asked)
+            return Prepared(asked.fields, length, partial(plain.frames, self._pack(coerced)))
         dialect = self.codec.dialect
         media = None if multi_modal_data is None else check_media(multi_modal_data, dialect)
         if offload_params is not None and not dialect.can_offload:
@@ -223,20 +261,11 @@ class Preparation:
             parts["offload_params"] = pack(offload_params)
         return self.codec.lay_out(Kind.SUBMIT_REQUEST, parts)
 
-    def _lay_out_plain(self, prompt: str | list[int], asked: _Asked) -> Submission:
-        """As `_lay_out`, of no more than a prompt: its parameters are laid out once for all."""
-        packed, plain = pack(prompt), asked.plain
-        if plain is None:
-            parts = {"prompt": _PROMPT, "sampling_params": asked.packed()}
-            plain = asked.plain = self.codec.lay_out(Kind.SUBMIT_REQUEST, parts)
-        fields, bodies = plain.fields, plain.bodies
-        if _PROMPT in bodies:
-            bodies = bodies.copy()
-            bodies[bodies.index(_PROMPT)] = packed
-        else:
-            fields = fields.copy()
-            fields[fields.index(_PROMPT)] = packed
-        return Submission(plain.opening, fields, bodies)
+    def _lay_out_plain(self, asked: _Asked) -> _Plain:
+        """As `_lay_out`, of a request that is no more than a prompt, whatever that is."""
+        parts = {"prompt": _PROMPT, "sampling_params": asked.packed()}
+        asked.plain = _Plain.of(self.codec.lay_out(Kind.SUBMIT_REQUEST, parts), self._pack)
+        return asked.plain
 
     def _going_on(self, prompt: Prompt, asked: _Asked, kv_handoff: KVHandoff) -> Prepared:
         """A request that goes on from what another deployment has computed of its prompt."""

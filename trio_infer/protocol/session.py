@@ -34,6 +34,9 @@ class Session(Generic[Owner]):
     """The requests of one client, over all its connections.
 
     ``submitted == in_flight + completed + failed + aborted + lost`` holds after every call.
+
+    Attributes:
+        recognized: who wants the partial results that begin with these bytes.
     """
 
     submitted: int = 0
@@ -47,6 +50,8 @@ class Session(Generic[Owner]):
     _running: dict[int, Owner] = attrs.field(factory=dict)
     _finishing: dict[int, Owner] = attrs.field(factory=dict)
     _aborting: dict[int, Owner | None] = attrs.field(factory=dict)
+    recognized: dict[bytes, Owner] = attrs.field(factory=dict)
+    _beginnings: dict[int, bytes] = attrs.field(factory=dict)
 
     @property
     def in_flight(self) -> int:
@@ -69,17 +74,34 @@ class Session(Generic[Owner]):
         self._running[request_id] = owner
         self.submitted += 1
 
-    def partial(self, request_id: int) -> Owner | None:
-        """A partial result arrived. Returns who wants it."""
+    def partial(self, request_id: int, beginning: bytes = b"") -> Owner | None:
+        """A partial result arrived. Returns who wants it.
+
+        Args:
+            request_id: the request.
+            beginning: what no message begins with but partial results of this request, if known:
+                for the next ones it is enough to look at `recognized`.
+        """
         owner = self._running.get(request_id)
         if owner is None:
             owner = self._finishing.get(request_id)
             if owner is None:
                 self.discard()
+                return None
+        if beginning and request_id not in self._beginnings:
+            self._beginnings[request_id] = beginning
+            self.recognized[beginning] = owner
         return owner
+
+    def _forget(self, request_id: int) -> None:
+        beginning = self._beginnings.pop(request_id, None)
+        if beginning is not None:
+            del self.recognized[beginning]
 
     def final(self, request_id: int) -> Owner | None:
         """The final reply arrived; the request has ended. Returns who wants the reply."""
+        if self._beginnings:
+            self._forget(request_id)
         owner = self._running.pop(request_id, None)
         if owner is not None:
             self.completed += 1
@@ -105,6 +127,8 @@ class Session(Generic[Owner]):
         Returns:
             Whether an ABORT has to be sent, now.
         """
+        if self._beginnings:
+            self._forget(request_id)
         if self._running.pop(request_id, None) is not None:
             self._aborting[request_id] = heir
             self.aborted += 1
@@ -144,6 +168,8 @@ class Session(Generic[Owner]):
         owners = [*self._running.values(), *self._finishing.values()]
         self.lost += len(self._running)
         self.undelivered += self.aborting
+        self.recognized.clear()
+        self._beginnings.clear()
         self._running.clear()
         self._finishing.clear()
         self._aborting.clear()
