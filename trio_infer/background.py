@@ -14,7 +14,17 @@ import trio
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
-__all__ = ["Background", "running_behind"]
+__all__ = ["Background", "check_task", "running_behind"]
+
+
+def check_task() -> None:
+    """Raises where no task of trio's runs, such as in one of asyncio's."""
+    if not trio.lowlevel.in_trio_task():
+        msg = (
+            "trio-infer runs under trio, and this is no task of trio's: start it by trio.run(main) "
+            'or anyio.run(main, backend="trio"), or as a guest of asyncio, shown in docs/asyncio.md'
+        )
+        raise RuntimeError(msg)
 
 
 class Background:

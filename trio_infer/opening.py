@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, cast, overloa
 
 import trio
 
-from .background import Background
+from .background import Background, check_task
 from .client import InferenceClient
 from .settings import Settings, check_options
 
@@ -125,6 +125,7 @@ def open_client(
         TypeError, ValueError: for a wrong argument; at once, but for what only ZeroMQ can tell of
             an address or a socket option, which comes on entering.
         ConnectTimeout: on entering, when there was no handshake within ``connect_timeout``.
+        RuntimeError: on entering, where trio does not run.
     """
     settings = check_options(
         address,
@@ -197,10 +198,11 @@ async def connect_client(
     Raises:
         TypeError, ValueError, UnsupportedByDialect: for a wrong argument.
         ConnectTimeout: there was no handshake within ``connect_timeout``.
-        RuntimeError: the nursery is closed.
+        RuntimeError: the nursery is closed, or the caller is no task of trio's.
         trio.ClosedResourceError: the nursery was cancelled meanwhile.
     """
     _check_nursery(nursery)
+    check_task()
     opening = open_client(address, deserialize=deserialize, **options)
     settings = cast("_OpenClient", opening).settings
     await trio.lowlevel.checkpoint_if_cancelled()
@@ -237,6 +239,7 @@ class _OpenClient(AbstractAsyncContextManager[InferenceClient[Any], None]):
         if self._lifetime is not None:
             msg = "open_client() opens once: call it again for another client"
             raise RuntimeError(msg)
+        check_task()
         await trio.lowlevel.checkpoint_if_cancelled()
         self._lifetime = lifetime = self.settings.make_lifetime()
         nursery = await self._background.open()

@@ -32,6 +32,7 @@ from trio_infer.protocol.dialect import Kind
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
+    from contextlib import AbstractAsyncContextManager
 
     from outcome import Outcome
 
@@ -441,5 +442,28 @@ def test_what_is_no_coroutine_may_be_called_by_the_loop_that_trio_is_a_guest_of(
                 asyncio.get_running_loop().call_later(0.01, client.engines.pause)
                 await coordinator.next(Kind.PAUSE)
             assert client.statistics().undelivered == 0
+
+    on_asyncio(main)
+
+
+@pytest.mark.parametrize("door", [open_coordinator, partial(open_client, "tcp://127.0.0.1:1")])
+def test_who_opens_it_under_asyncio_is_told_to_run_trio(
+    door: Callable[[], AbstractAsyncContextManager[Any]],
+) -> None:
+    async def main() -> None:
+        async with door():
+            pass
+
+    with pytest.raises(RuntimeError, match=r"runs under trio, .*trio\.run\(main\)"):
+        asyncio.run(main())
+
+
+def test_who_connects_from_the_loop_that_trio_is_a_guest_of_is_told_so() -> None:
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            host = asyncio.ensure_future(connect_client(nursery, "tcp://127.0.0.1:1"))
+            await until(host.done)
+            assert isinstance(error := host.exception(), RuntimeError)
+            assert "runs under trio" in str(error)
 
     on_asyncio(main)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from ..background import running_behind
+from ..background import check_task, running_behind
 from ..models.scalars import to_count, to_flag, to_float, to_int
 from ..protocol.dialects import resolve_dialect
 from ..protocol.hashing import PrefixHashing
@@ -91,7 +91,9 @@ async def open_coordinator(
     Raises:
         TypeError, ValueError: for a wrong argument.
         ConnectError: if the address cannot be bound.
+        RuntimeError: where trio does not run.
     """
+    check_task()
     for name, count in (
         ("engines", engines),
         ("max_requests", max_requests),
