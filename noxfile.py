@@ -169,10 +169,12 @@ def docs(session: nox.Session) -> None:
 
 
 INSTALLED = """
-import pathlib, trio_infer
+import importlib.metadata, pathlib, trio_infer
 home = pathlib.Path(trio_infer.__file__).parent
 assert home.parent.name == "site-packages", home
 assert (home / "py.typed").exists()
+description = importlib.metadata.metadata("trio-infer").get_payload()
+assert "](https:" in description and "](docs/" not in description
 """
 
 
