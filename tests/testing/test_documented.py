@@ -22,7 +22,7 @@ async def test_what_the_page_on_testing_shows_works(project: Project) -> None:
     by_anyio = [examples[0], *(example for example in examples if "anyio" in example)]
     project.write("test_by_trio.py", "\n".join(by_trio))
     result = await project.run("-o", "trio_mode=true", "test_by_trio.py")
-    assert "5 passed" in result.stdout, result.stdout
+    assert "6 passed" in result.stdout, result.stdout
     project.write("test_by_anyio.py", "\n".join(by_anyio))
     result = await project.run("test_by_anyio.py", "-k", "anyio")
     assert "1 passed" in result.stdout, result.stdout
