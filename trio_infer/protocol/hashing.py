@@ -52,7 +52,13 @@ def hash_blocks(tokens: Sequence[int], block_size: int, *, salt: str | None = No
 
 
 class PrefixCachingCoordinatorPolicy(enum.Enum):
-    """How a coordinator chooses an engine, and so whether it reads hashes."""
+    """How a coordinator chooses an engine, and so whether it reads hashes.
+
+    Attributes:
+        LONGEST_PREFIX: by how much of the prompt its cache knows, and by how busy it is.
+        FIRST_PREFIX_BLOCK: likewise, but only the first block counts.
+        LOAD_BALANCED: by how busy it is; hashes are not read.
+    """
 
     LONGEST_PREFIX = "longest_prefix"
     FIRST_PREFIX_BLOCK = "first_prefix_block"
