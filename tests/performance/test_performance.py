@@ -26,11 +26,11 @@ KEPT = {
     "a token that nobody has read": (1.2, 0.2),
 }
 INSTRUCTIONS = {
-    "a request of a group": 2850,
-    "a task that generates": 3480,
+    "a request of a group": 2800,
+    "a task that generates": 3450,
     "a cancellation": 2000,
-    "a token on its own": 1630,
-    "a token of ten at once": 715,
+    "a token on its own": 1590,
+    "a token of ten at once": 660,
 }
 
 
