@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +21,19 @@ from trio_infer import (
     gather,
     open_client,
 )
-from trio_infer.embedded import CachingModel, EmbeddedCoordinator, LlamaModel, open_coordinator
+from trio_infer.embedded import (
+    CachingModel,
+    EmbeddedCoordinator,
+    Interruption,
+    LlamaModel,
+    Question,
+    open_coordinator,
+)
+from trio_infer.embedded.llama.vocabulary import open_vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-
-    from trio_infer.embedded import Interruption, Question
 
 PROMPT = "Structured concurrency is"
 STORY = (
@@ -82,6 +89,40 @@ async def test_greedy_text_is_the_same_each_time_and_beside_others(
     for _ in range(2):
         together = await gather(client, [GenerateRequest(each, greedy(40)) for each in prompts])
         assert [each.generated_tokens for each in together] == alone
+
+
+async def test_a_prompt_for_which_a_step_has_little_room_says_what_it_says_alone(
+    client: InferenceClient, model: LlamaModel
+) -> None:
+    params = greedy(3, return_log_probs=True, skip_prompt_log_probs=True)
+    shared = model.tokenize(STORY)[:40]
+    alone = None
+    for length in (0, 509, 510, 511):
+        await client.generate([*shared, 900, 901], params)
+        beside = [GenerateRequest([length, *[7, 8] * 300][:length], params)] if length else []
+        prompt = [*shared, 500, 600, 700]
+        *_, made = await gather(client, [*beside, GenerateRequest(prompt, params)])
+        alone = alone or made.generated_log_probs
+        assert made.generated_log_probs == alone
+        for number in range(model.max_sequences):
+            await client.generate([number + 1000, 2], params)  # what was computed is gone
+
+
+def test_a_place_that_is_asked_for_by_itself_is_answered_as_if_with_others(
+    fresh: LlamaModel,
+) -> None:
+    tokens = [*fresh.tokenize(STORY)[:40], 500, 600, 700]
+    rows = []
+    for asked in ([range(40, 43)], [range(place, place + 1) for place in (40, 41, 42)]):
+        sequence = fresh.open_sequence()
+        assert sequence is not None
+        for places in asked:
+            (found,) = fresh.answer([Question(sequence, tokens, places)], Interruption())
+            assert len(found) == len(places)
+            rows += [row[:] for row in found]
+        sequence.close()
+        fresh.next_token_log_probs([[5, 6, 7]])
+    assert rows[:3] == rows[3:]
 
 
 async def test_the_deltas_add_up_to_the_completion(client: InferenceClient) -> None:
@@ -357,6 +398,15 @@ def test_a_file_that_is_cut_off_is_refused_with_llama_cpps_reason(
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_file_may_have_a_name_that_is_no_utf_8(tmp_path: Path, model: LlamaModel) -> None:
+    path = tmp_path / os.fsdecode(b"bad\xff.gguf")
+    path.symlink_to(model.path)
+    assert open_vocabulary(path).vocab_size == model.vocab_size
+    other = LlamaModel(path, threads=1, max_sequences=1, context_length=64)
+    assert other.vocab_size == model.vocab_size
+    other.close()
+
+
 def test_it_loads_and_computes_without_noise(capfd: pytest.CaptureFixture[str]) -> None:
     model = LlamaModel("smollm2", threads=1, max_sequences=1, context_length=256)
     model.next_token_log_probs([model.tokenize("hello"), []])
@@ -372,5 +422,7 @@ def test_sequences_beyond_all_bounds_are_refused() -> None:
 def test_text_comes_back_from_its_tokens(model: LlamaModel) -> None:
     for text in ("hello", " ü 漢字 🦀\n\n", "<|im_start|>user\nhi<|im_end|>", ""):
         assert model.detokenize(model.tokenize(text)) == text
+    for foreign in (-1, model.vocab_size, 2**40):  # of another model's, say
+        assert model.detokenize([foreign, *model.tokenize("a")]) == "\N{REPLACEMENT CHARACTER}a"
     crab = model.tokenize("🦀")
     assert "\N{REPLACEMENT CHARACTER}" in model.detokenize(crab[:1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -56,7 +57,7 @@ class Context:
         last_error()
         model_params = library.llama_model_default_params()
         model_params.use_extra_bufts = may_repack()
-        self.model: Any = library.llama_model_load_from_file(str(path).encode(), model_params)
+        self.model: Any = library.llama_model_load_from_file(os.fsencode(path), model_params)
         if not self.model:
             _refuse(f"llama.cpp cannot load {path}")
         try:

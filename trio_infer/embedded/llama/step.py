@@ -55,8 +55,9 @@ class Step:
         for sequence, question in self._questions:
             if sequence.closed:  # another may have its slot
                 continue
-            if sequence.slot is not None and len(question.tokens) == len(sequence.slot.tokens) + 1:
-                going_on.append((sequence, sequence.slot, question, question.tokens[-1:]))
+            slot, length = sequence.slot, len(question.tokens)
+            if slot is not None and length == question.places.start == len(slot.tokens) + 1:
+                going_on.append((sequence, slot, question, question.tokens[-1:]))
             else:
                 prompts.append((sequence, question))
         self._decode(going_on)
@@ -64,6 +65,8 @@ class Step:
         for sequence, question in prompts:
             slot, tokens = self._prepare(sequence, question)
             taken = tokens[: room - (len(tokens) == room + 1)]  # which leaves two, not one
+            if len(taken) == 1 < len(tokens):
+                break
             self._decode([(sequence, slot, question, taken)])
             room -= len(taken)
             if room <= 1:
@@ -71,7 +74,10 @@ class Step:
         return [self._answers.get(sequence, []) for sequence, _ in self._questions]
 
     def _prepare(self, sequence: LlamaSequence, question: Question) -> tuple[Slot, Sequence[int]]:
-        """The slot of a sequence, and the tokens whose KV it still lacks for the answers."""
+        """The slot of a sequence, and the tokens whose KV it still lacks for the answers.
+
+        They are two at least, if there are so many, for no piece is to be of one.
+        """
         tokens, places = question.tokens, question.places
         slot = sequence.slot
         if slot is None:
@@ -85,7 +91,8 @@ class Step:
             self._trim(slot, length)
             sequence.num_cached_tokens = len(slot.tokens)
         self._trim(slot, places.start - 1)  # were it computed already, it would not be answered
-        return slot, tokens[len(slot.tokens) : places.stop - 1]
+        known = len(slot.tokens)
+        return slot, tokens[known : max(known + 2, places.stop - 1)]
 
     def _trim(self, slot: Slot, length: int) -> None:
         if len(slot.tokens) > length:
@@ -100,13 +107,16 @@ class Step:
         answered: list[tuple[LlamaSequence, range]] = []
         for sequence, slot, question, tokens in parts:
             known = len(slot.tokens)
-            unasked = min(len(tokens), max(0, question.places.start - 1 - known))
+            places = question.places
+            asked = range(
+                max(0, places.start - 1 - known), min(len(tokens), places.stop - 1 - known)
+            )
             start = len(entries)
             entries += [
-                Entry(slot.number, token, known + place, wanted=place >= unasked)
+                Entry(slot.number, token, known + place, wanted=place in asked)
                 for place, token in enumerate(tokens)
             ]
-            answered.append((sequence, range(start + unasked, len(entries))))
+            answered.append((sequence, range(start + asked.start, start + asked.stop)))
         if not entries or self._interruption:
             return
         done = False

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from .files import find_file
 from .library import last_error, load_library
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from os import PathLike
 
 __all__ = ["Vocabulary", "open_vocabulary"]
+
+_REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}".encode()
 
 
 def open_vocabulary(path: str | PathLike[str]) -> Vocabulary:
@@ -30,7 +33,7 @@ def open_vocabulary(path: str | PathLike[str]) -> Vocabulary:
     last_error()
     params = library.llama_model_default_params()
     params.vocab_only = True
-    model = library.llama_model_load_from_file(str(found).encode(), params)
+    model = library.llama_model_load_from_file(os.fsencode(found), params)
     if not model:
         msg = f"llama.cpp cannot load the vocabulary of {found}: {last_error()}"
         raise ValueError(msg)
@@ -85,10 +88,12 @@ class Vocabulary:
         return tokens[:count]
 
     def detokenize(self, tokens: Sequence[int]) -> str:
-        """Their text; half a character is U+FFFD, and marks are visible."""
+        """Their text; half a character is U+FFFD, and so is no token; marks are visible."""
         return b"".join(map(self._piece, tokens)).decode(errors="replace")
 
     def _read_piece(self, token: int) -> bytes:
+        if not 0 <= token < self.vocab_size:  # llama.cpp would end the process
+            return _REPLACEMENT
         length, size = 0, 64
         while length == 0 or length > size:
             size = max(size, length)
