@@ -15,11 +15,14 @@ from tests.cli.endless import Endless, far, idle
 from tests.cli.options import BYTES, LONG, to
 from tests.peers import ScriptedCoordinator, scripted_coordinator
 from tests.programs import Result, in_terminal, run, started
+from trio_infer.cli.interruption import Interruption
 from trio_infer.embedded import open_coordinator
 from trio_infer.protocol.dialect import Kind
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from trio.testing import MockClock
 
 pytestmark = pytest.mark.slow
 
@@ -278,3 +281,39 @@ async def test_a_reader_that_has_stopped_holds_up_nothing(coordinator: ScriptedC
         program.send(signal.SIGINT)
         await coordinator.abort()
         assert await program.ended() == 130
+
+
+async def test_ctrl_c_in_the_moment_after_an_answer_ends_nothing_unless_it_comes_again(
+    mock_clock: MockClock,
+) -> None:
+    late: list[float] = []
+    interruption = Interruption()
+    interruption.too_late = lambda: late.append(trio.current_time())
+    async with interruption.watching():
+        with interruption.cancels() as everything:
+            with interruption.stops() as answer:
+                pass
+            mock_clock.jump(0.5)
+            signal.raise_signal(signal.SIGINT)
+            while not late:
+                await trio.lowlevel.checkpoint()
+            assert (answer.cancel_called, interruption.exit_code) == (False, 0)
+            mock_clock.jump(0.5)
+            signal.raise_signal(signal.SIGINT)
+            await trio.sleep_forever()
+    assert everything.cancelled_caught
+    assert interruption.exit_code == 130
+    assert len(late) == 1
+
+
+async def test_ctrl_c_long_after_an_answer_ends_everything(mock_clock: MockClock) -> None:
+    interruption = Interruption()
+    async with interruption.watching():
+        with interruption.cancels() as everything:
+            with interruption.stops():
+                pass
+            mock_clock.jump(1.5)
+            signal.raise_signal(signal.SIGINT)
+            await trio.sleep_forever()
+    assert everything.cancelled_caught
+    assert interruption.exit_code == 130

@@ -148,6 +148,8 @@ class _Chat:
         self._client = client
         self._output = output
         self._interruption = interruption
+        interruption.too_late = self._tell_late
+        self._asks = False
         self._lines = Lines()
         self._at_terminal = sys.stdin.isatty()
         self._failed = False
@@ -167,14 +169,19 @@ class _Chat:
 
     async def _read(self) -> bytes | None:
         line = None
-        if self._at_terminal:
-            self._output.aside("> ")
+        self._ask()
+        self._asks = True
         try:
             line = await self._lines.read()
         finally:
+            self._asks = False
             if line is None and self._at_terminal:
                 self._output.aside("\n")
         return line
+
+    def _ask(self) -> None:
+        if self._at_terminal:
+            self._output.aside("> ")
 
     def _text(self, line: bytes) -> str:
         try:
@@ -243,6 +250,13 @@ class _Chat:
         elif answer.begun and answer.completion is None:
             line += ", and the coordinator has not answered that yet"
         self._output.note(line)
+
+    def _tell_late(self) -> None:
+        if self._at_terminal:
+            self._output.aside("\n")  # behind the ^C
+        self._output.note("the answer had ended by itself; Ctrl-C once more ends this program")
+        if self._asks:
+            self._ask()
 
     def _tell_stats(self, length: int, completion: Completion) -> None:
         cached = completion.num_cached_tokens

@@ -35,6 +35,9 @@ ECHO_SECONDS: Final = 0.1
 AGAIN_SECONDS: Final = 2.0
 """Ctrl-C so soon after it has stopped something means everything."""
 
+LATE_SECONDS: Final = 1.0
+"""Ctrl-C so soon after the end of what it stops was meant for that."""
+
 WAIT_SECONDS: Final = 1.0
 """After this time with no end it is told why."""
 
@@ -44,14 +47,17 @@ class Interruption:
 
     Attributes:
         signal: the first signal that came; None if none did.
+        too_late: called where Ctrl-C comes in the moment after what it would have stopped.
     """
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+        self.too_late: Callable[[], object] = lambda: None
         self._came = trio.Event()
         self._console: Console | None = None
         self._scope = trio.CancelScope()
         self._stoppable: trio.CancelScope | None = None
+        self._stopped_at = -math.inf
         self._at = -math.inf
 
     @property
@@ -84,13 +90,17 @@ class Interruption:
 
     @contextmanager
     def stops(self) -> Iterator[trio.CancelScope]:
-        """A block that Ctrl-C cancels with no further consequence, unless it comes twice."""
+        """A block that Ctrl-C cancels with no further consequence, unless it comes twice.
+
+        In the moment after the block it has none at all, but that `too_late` is called.
+        """
         with trio.CancelScope() as scope:
             self._stoppable = scope
             try:
                 yield scope
             finally:
                 self._stoppable = None
+                self._stopped_at = trio.current_time()
 
     @asynccontextmanager
     async def told_on(self, console: Console) -> AsyncGenerator[None]:
@@ -125,8 +135,11 @@ class Interruption:
 
     def _end(self, number: signal.Signals, since: float) -> None:
         """Ends what is to be stopped, if it has been so long since the last time, or else all."""
-        if self._stoppable and number == signal.SIGINT and since > AGAIN_SECONDS:
+        is_first = number == signal.SIGINT and since > AGAIN_SECONDS
+        if is_first and self._stoppable:
             self._stoppable.cancel()
+        elif is_first and trio.current_time() - self._stopped_at <= LATE_SECONDS:
+            self.too_late()
         else:
             self.signal = number
             self._scope.cancel()
