@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["END", "Refusing", "Short", "Talker", "Torn", "Unruly"]
+__all__ = ["END", "Illiterate", "Refusing", "Short", "Talker", "Torn", "Unruly"]
 
 END = 256
 MARK = "<end>"
@@ -72,9 +72,17 @@ class Torn(Talker):
 class Refusing(Talker):
     chat_template = (
         "{% if messages[0].role == 'system' %}{{ raise_exception('no\nsystem') }}{% endif %}"
-        "{% if messages[-1].content == 'bad' %}{{ raise_exception('bad words') }}{% endif %}"
+        "{% if messages[-1].content == 'bad' %}{{ raise_exception('bad\nwords') }}{% endif %}"
         "{{ strftime_now('%Y')[:0] }}{% generation %}{{ messages[-1].content }}{% endgeneration %}"
     )
+
+
+class Illiterate(Talker):
+    def tokenize(self, text: str) -> list[int]:
+        if "ü" in text:
+            msg = "ü is\nno letter"
+            raise ValueError(msg)
+        return super().tokenize(text)
 
 
 class Unruly(Talker):

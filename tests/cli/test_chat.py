@@ -411,6 +411,8 @@ async def test_a_tokenizer_that_does_not_fit_ends_it(coordinator: ScriptedCoordi
         ("--model tests.cli.talking:Torn", 1, "the chat template is none of Jinja's"),
         ("--model tests.cli.talking:Unruly", 1, "the chat template refuses this"),
         ("--model tests.cli.talking:Refusing --system Be.", 1, "refuses this conversation: no sys"),
+        ("--model tests.cli.talking:Illiterate --system Für", 1, "no tokens for this conversation"),
+        (f"--model {TALKER} --system \udcff", 1, "surrogates not allowed"),
         (f"--model {TALKER} --log-probs", 2, "No such option"),
     ],
 )
@@ -430,6 +432,14 @@ async def test_a_turn_that_the_template_refuses_is_told_and_the_others_go_on() -
     assert (result.code, result.stdout) == (1, "")
     (line,) = result.stderr.splitlines()
     assert line == "trio-infer: the chat template refuses this conversation: bad words"
+
+
+async def test_a_turn_that_has_no_tokens_is_told_and_the_others_go_on() -> None:
+    model = "tests.cli.talking:Illiterate"
+    result = await run("chat", "--model", model, stdin="Grüße\nhello\n".encode())
+    assert (result.code, result.stdout) == (1, "You say hello.\n")
+    (line,) = result.stderr.splitlines()
+    assert line.endswith("the tokenizer has no tokens for this conversation: ü is no letter")
 
 
 WITHOUT_JINJA = """

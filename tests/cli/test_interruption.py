@@ -300,7 +300,7 @@ async def test_ctrl_c_in_the_moment_after_an_answer_ends_nothing_unless_it_comes
             assert (answer.cancel_called, interruption.exit_code) == (False, 0)
             mock_clock.jump(0.5)
             signal.raise_signal(signal.SIGINT)
-            await trio.sleep_forever()
+            await trio.sleep(1000)  # that never pass
     assert everything.cancelled_caught
     assert interruption.exit_code == 130
     assert len(late) == 1
@@ -314,6 +314,6 @@ async def test_ctrl_c_long_after_an_answer_ends_everything(mock_clock: MockClock
                 pass
             mock_clock.jump(1.5)
             signal.raise_signal(signal.SIGINT)
-            await trio.sleep_forever()
+            await trio.sleep(1000)  # that never pass
     assert everything.cancelled_caught
     assert interruption.exit_code == 130

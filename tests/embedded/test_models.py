@@ -256,6 +256,17 @@ def test_a_prompt_begins_with_the_begin_token_of_a_model_that_wants_it(
     assert run(engine)[1]["prompt_tokens"] == ["tensor", list(tokens.encode())]
 
 
+def test_a_prompt_without_any_token_fails_rather_than_waits_for_ever() -> None:
+    class Deaf(Keeping):
+        def tokenize(self, text: str) -> list[int]:
+            return [] if text == " " else super().tokenize(text)
+
+    engine = Engine(Deaf(), max_requests=1)
+    refusal = engine.submit(0, " ", GREEDY, 0.0)
+    assert refusal is not None
+    assert refusal.body["status"] == "FAILED"
+
+
 async def test_what_is_longer_than_the_model_can_hold_fails() -> None:
     async with open_coordinator(model=Marked()) as coordinator:
         async with open_client(coordinator.address) as client:

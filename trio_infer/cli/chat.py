@@ -233,12 +233,12 @@ class _Chat:
 
     def _fail(self, line: str) -> None:
         self._failed = True
-        self._output.note(line)
+        self._output.note(" ".join(line.split()))
 
     def _tell_failure(self, error: InferenceError, tokens: Sequence[int]) -> None:
         kept = "what was said is kept" if tokens else "this turn does not count"
         offer = f"; {RESET}" if isinstance(error, RequestFailed) else ""
-        self._fail(f"{' '.join(str(error).split())}; {kept}{offer}")
+        self._fail(f"{error}; {kept}{offer}")
 
     def _tell_stop(self, answer: Answer) -> None:
         count = len(answer.tokens)

@@ -31,7 +31,8 @@ class Conversation:
         end_of_turn: the token that ends an answer; None if that is not known.
 
     Raises:
-        click.ClickException: there is no template, or it refuses such conversations.
+        click.ClickException: there is no template, or it refuses such conversations, or the
+            tokenizer does.
     """
 
     def __init__(self, vocabulary: Vocabulary, system: str | None) -> None:
@@ -60,6 +61,7 @@ class Conversation:
         self._answer = {"role": "assistant", "content": self._mark}
         self.end_of_turn: int | None = self._find_end()
         self.reset()
+        self.prompt("?")  # what is wrong with all turns is told at once
 
     def reset(self) -> None:
         """Forgets all turns."""
@@ -70,13 +72,13 @@ class Conversation:
         """The tokens of all that was said, of a turn with this text, and of an answer's beginning.
 
         Raises:
-            click.ClickException: the template refuses it.
+            click.ClickException: the template refuses it, or the tokenizer does.
         """
         messages = [*self._messages, _user(text)]
         rendered = self._template.render(messages, add_generation_prompt=True)
         if self._tokens:
-            return self._tokens + self._vocabulary.tokenize(self._behind_answer(rendered))
-        tokens, begin = self._vocabulary.tokenize(rendered), self._traits.begin_token
+            return self._tokens + self._tokenize(self._behind_answer(rendered))
+        tokens, begin = self._tokenize(rendered), self._traits.begin_token
         return [begin, *tokens] if self._traits.begins_prompts and tokens[:1] != [begin] else tokens
 
     def keep(self, text: str, prompt: Sequence[int], answer: Sequence[int]) -> None:
@@ -93,11 +95,18 @@ class Conversation:
         self._tokens = [*prompt, *answer[:end]]
         self._messages += [_user(text), self._answer]
 
+    def _tokenize(self, text: str) -> list[int]:
+        try:
+            return self._vocabulary.tokenize(text)
+        except ValueError as error:
+            msg = f"the tokenizer has no tokens for this conversation: {error}"
+            raise click.ClickException(msg) from None
+
     def _find_end(self) -> int | None:
         """The first of the tokens that end texts which the template puts behind an answer."""
         messages = [*self._beginning, _user("?"), self._answer]
         rendered = self._template.render(messages, add_generation_prompt=False)
-        behind = self._vocabulary.tokenize(self._behind_answer(rendered))
+        behind = self._tokenize(self._behind_answer(rendered))
         ends = self._traits.end_tokens
         found = next((token for token in behind if token in ends), self._vocabulary.end_token)
         return found if found >= 0 else None

@@ -108,6 +108,9 @@ def _token_ids(
         begin = [traits.begin_token]
         if params.add_bos or (traits.begins_prompts and tokens[:1] != begin):
             return begin + tokens
+        if not tokens:
+            msg = "the prompt has no tokens"
+            raise ValueError(msg)
         return tokens
     if set(map(type, prompt)) != {int}:
         msg = "the prompt has items that are no token ids"
