@@ -398,6 +398,14 @@ def test_a_file_that_is_cut_off_is_refused_with_llama_cpps_reason(
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_model_that_keeps_nothing_is_refused(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model._context.library, "llama_get_memory", lambda _: None)
+    with pytest.raises(ValueError, match="is no model that continues texts"):
+        LlamaModel("smollm2", threads=1, max_sequences=1, context_length=64)
+
+
 def test_a_file_may_have_a_name_that_is_no_utf_8(tmp_path: Path, model: LlamaModel) -> None:
     path = tmp_path / os.fsdecode(b"bad\xff.gguf")
     path.symlink_to(model.path)

@@ -79,10 +79,12 @@ class Context:
             self._context = library.llama_init_from_model(self.model, params)
             if not self._context:
                 _refuse(f"llama.cpp cannot make room for {max_sequences} sequences")
+            self._memory = library.llama_get_memory(self._context)
+            if not self._memory:  # such as one that makes embeddings
+                _refuse(f"{path} is no model that continues texts")
         except BaseException:
             self.close()
             raise
-        self._memory = library.llama_get_memory(self._context)
         self._vocab_size = library.llama_vocab_n_tokens(library.llama_model_get_vocab(self.model))
         # C's strlen, of the two bytes of an Interruption: unlike Python's code it never waits.
         self._is_set = ctypes.cast(ctypes.CDLL(None).strlen, library.ggml_abort_callback)
