@@ -195,6 +195,24 @@ async def test_paused_while_a_step_computes_an_abort_is_heeded_when_it_goes_on(
         assert model.started == 1
 
 
+async def test_paused_while_a_step_computes_its_weights_are_left_alone_until_it_has(
+    model: Slow,
+) -> None:
+    finished: list[int] = []
+
+    async def change_weights() -> None:
+        await coordinator.engines_paused()
+        finished.append(model.finished)
+
+    async with serving(model) as (coordinator, client), computing(model, client):
+        coordinator.pause()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(change_weights)
+            await wait_all_tasks_blocked()
+            model.let()
+    assert finished == [1]
+
+
 async def test_a_pause_by_signal_is_heeded_while_steps_compute(model: Slow) -> None:
     async with serving(model, steps_to_pause=2) as (coordinator, client):
         async with computing(model, client):

@@ -294,7 +294,10 @@ class EmbeddedCoordinator:
         self._serving.change()
 
     async def engines_paused(self) -> None:
-        """Returns once all engines are paused: what ``engines.paused`` is confirmed with."""
+        """Returns once all engines are paused: what ``engines.paused`` is confirmed with.
+
+        A model that computes in a thread has done so, and its weights may be changed.
+        """
         await self._wait_engines(EngineState.PAUSED, EngineState.SUSPENDED)
 
     async def engines_suspended(self) -> None:
@@ -310,8 +313,13 @@ class EmbeddedCoordinator:
         await self._wait_engines(EngineState.RUNNING)
 
     async def _wait_engines(self, *states: EngineState) -> None:
-        core = self._core
-        await self.wait_until(lambda: core.are_all(*states) or core.stopped or not core.engines)
+        core, serving = self._core, self._serving
+
+        def reached() -> bool:
+            settled = EngineState.RUNNING in states or not serving.computes
+            return settled and core.are_all(*states)
+
+        await self.wait_until(lambda: reached() or core.stopped or not core.engines)
         if core.stopped or not core.engines:
             wanted, found = states[0].name.lower(), ", ".join(self.engine_states)
             what = "the coordinator has ended" if core.stopped else "no engine is left"

@@ -35,6 +35,7 @@ class Serving:
 
     Attributes:
         frozen: whether it does nothing at all.
+        computes: whether a thread computes a step.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Serving:
         self.step_time = step_time
         self.injector = injector
         self.frozen: bool = False
+        self.computes: bool = False
         self._socket = socket
         self._changed = trio.Event()
         self._backlog: list[Frames] = []
@@ -129,10 +131,15 @@ class Serving:
         step = self.core.begin(self._now())
         self._flush()
         if step.is_wanted:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._interrupt_unwanted, step)
-                await trio.to_thread.run_sync(step.run, limiter=self._one_thread)
-                nursery.cancel_scope.cancel()
+            self.computes = True
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._interrupt_unwanted, step)
+                    await trio.to_thread.run_sync(step.run, limiter=self._one_thread)
+                    nursery.cancel_scope.cancel()
+            finally:
+                self.computes = False
+            self.change()
         elif not step.steps:
             await trio.sleep(STALLED_SECONDS)
         while self.frozen and not self.core.stopped:
