@@ -12,6 +12,7 @@ from tests.vector_files import read_json
 from trio_infer import SamplingParams
 from trio_infer.embedded.engine import SCORED_PER_STEP, Engine, EnginePartial, EngineReply
 from trio_infer.embedded.ngram import default_model
+from trio_infer.protocol.dialect import Kind
 from trio_infer.protocol.dialects import DIALECTS
 
 if TYPE_CHECKING:
@@ -669,3 +670,23 @@ def test_randomness_does_not_leak_into_the_global_generator(engine: Engine) -> N
     random.seed(3)
     final(engine, "a", num_tokens_to_generate=3)
     assert random.random() == expected
+
+
+# What comes while a step is computed
+
+
+def test_an_epoch_that_comes_while_a_step_is_computed_holds_behind_its_tokens(
+    engine: Engine,
+) -> None:
+    engine.heed(Kind.SET_GENERATION_EPOCH, 7)
+    submit(engine, 0, "abc", num_tokens_to_generate=2)
+    submit(engine, 1, "abc", num_tokens_to_generate=3)
+    engine.step(1.0)
+    step = engine.begin(2.0)
+    assert step is not None
+    engine.heed(Kind.SET_GENERATION_EPOCH, 8)
+    submit(engine, 2, "abc", num_tokens_to_generate=1)
+    step.computation.run()
+    outputs = [*engine.finish(step, 2.0), *run(engine)]
+    epochs = {each.request_id: each.body["policy_epoch"] for each in outputs}
+    assert epochs == {0: [(0, 7)], 1: [(0, 7), (4, 8)], 2: [(0, 8)]}

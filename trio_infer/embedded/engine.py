@@ -126,6 +126,8 @@ class Engine:
         self._waiting: OrderedDict[int, EngineRequest] = OrderedDict()
         self._last_step: float | None = None
         self._epoch: int | None = None
+        self._computes = False
+        self._stamps: list[tuple[int, list[EngineRequest]]] = []  # owed until a step is finished
         self._complaints = Complaints(_logger)
 
     @property
@@ -178,8 +180,17 @@ class Engine:
         self.life.take(kind)
         if kind is Kind.SET_GENERATION_EPOCH and epoch is not None:
             self._epoch = epoch
-            for request in (*self._running.values(), *self._waiting.values()):
-                request.stamp(epoch)
+            self._stamps.append((epoch, [*self._running.values(), *self._waiting.values()]))
+            if not self._computes:
+                self._stamp()
+
+    def _stamp(self, ended: Sequence[EngineRequest] = ()) -> None:
+        """Epochs that came during a step begin behind it, as in real engines."""
+        for epoch, requests in self._stamps:
+            for request in requests:
+                if request not in ended:
+                    request.stamp(epoch)
+        self._stamps.clear()
 
     def release(self, request_id: int) -> None:
         """Lets go of the KV cache blocks of a request that it kept for another deployment.
@@ -318,6 +329,7 @@ class Engine:
         self.steps += 1
         over = [request for request in self._running.values() if request.is_over]
         ends = self._end_requests(over, now)
+        self._computes = True
         return EngineStep(ends, Computation(self.model, self._caching, self._due()))
 
     def finish(self, step: EngineStep, now: float) -> list[EnginePartial | EngineReply]:
@@ -340,6 +352,8 @@ class Engine:
             for (request, places), found in zip(computed.asked, computed.findings, strict=True)
             if self._apply(request, zip(places, found, strict=False), now, step_time)
         ]
+        self._computes = False
+        self._stamp(ended)
         if not self.life.steps:
             self._last_step = None
             for request in ended:
