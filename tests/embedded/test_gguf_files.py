@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,13 @@ def test_amx_is_not_used_in_a_virtual_machine(
 ) -> None:
     monkeypatch.setattr(Path, "read_text", lambda *_: f"flags : fpu {flags} sse")
     assert library.may_repack() is may
+
+
+def test_a_llama_cpp_that_lacks_a_library_itself_is_told_of_as_one_that_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "llama_cpp.py").write_text("raise RuntimeError('libgomp.so.1 is not there')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "llama_cpp", raising=False)
+    with pytest.raises(ImportError, match=r"need llama-cpp-python \(libgomp\.so\.1 is not there\)"):
+        library.load_library.__wrapped__()

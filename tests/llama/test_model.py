@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import importlib
+import logging
 import os
+import signal
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -420,6 +422,23 @@ def test_it_loads_and_computes_without_noise(capfd: pytest.CaptureFixture[str]) 
     model.next_token_log_probs([model.tokenize("hello"), []])
     model.close()
     assert capfd.readouterr() == ("", "")
+
+
+def test_ctrl_c_while_it_loads_is_heard() -> None:
+    class Impatient(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            logger.removeHandler(self)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    logger = logging.getLogger("trio_infer.embedded.llama.library")
+    level = logger.level
+    logger.addHandler(Impatient())
+    logger.setLevel(logging.DEBUG)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            LlamaModel("smollm2", threads=1, max_sequences=1, context_length=64)
+    finally:
+        logger.setLevel(level)
 
 
 def test_sequences_beyond_all_bounds_are_refused() -> None:

@@ -24,11 +24,11 @@ def load_library() -> Any:
     """The module ``llama_cpp``, ready for use; what it has to say goes to the log.
 
     Raises:
-        ImportError: it is not installed.
+        ImportError: it is not installed, or cannot be loaded.
     """
     try:
         import llama_cpp  # noqa: PLC0415 - may be missing
-    except ImportError as error:
+    except (ImportError, OSError, RuntimeError) as error:  # or is there, and lacks a library itself
         msg = (
             f'models in GGUF files need llama-cpp-python ({error}): pip install "trio-infer[llama]"'
         )

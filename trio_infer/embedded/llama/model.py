@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ...models.scalars import to_count
@@ -15,7 +17,8 @@ from .slots import LlamaSequence, Slots
 from .vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
     from os import PathLike
     from pathlib import Path
 
@@ -89,11 +92,14 @@ class LlamaModel:
         from .step import Step  # noqa: PLC0415
 
         self._step = Step
-        self._context = context = Context(
-            self.path,
-            context_length=context_length,
-            max_sequences=max_sequences,
-            threads=threads,
+        self._context = context = _load(
+            partial(
+                Context,
+                self.path,
+                context_length=context_length,
+                max_sequences=max_sequences,
+                threads=threads,
+            )
         )
         self._vocabulary = vocabulary = Vocabulary(context.library, context.model)
         self._computing = threading.Lock()
@@ -192,6 +198,22 @@ class LlamaModel:
         if not self._finalizer.alive:
             msg = f"{self!r} has been closed"
             raise RuntimeError(msg)
+
+
+def _load(make: Callable[[], Context]) -> Context:
+    """Makes it in a thread: here Ctrl-C would be lost in what llama.cpp calls to log."""
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(make)
+        try:
+            return loading.result()
+        except KeyboardInterrupt:
+            loading.add_done_callback(_discard)
+            raise
+
+
+def _discard(loading: Future[Context]) -> None:
+    if loading.exception() is None:
+        loading.result().close()
 
 
 def _close(computing: threading.Lock, context: Context) -> None:
