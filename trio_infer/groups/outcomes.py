@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final, Generic
+from typing import TYPE_CHECKING, Final, Generic, Protocol
 
 import trio
 
@@ -12,7 +12,6 @@ from ..models.result import ResultT
 from ..protocol.unpacking import HEAVY_BODY
 
 if TYPE_CHECKING:
-    from .group import RequestGroup
     from .member import Member
 
 __all__ = ["TOLERATED_UNWANTED", "Outcomes"]
@@ -27,6 +26,25 @@ TOLERATED_UNWANTED: Final = 64
 """So many indices of cancelled requests may lie in the channel before they are taken out."""
 
 
+class Source(Protocol[ResultT]):
+    """What a group is to its channel."""
+
+    def check_open(self) -> None:
+        """Raises what using the group outside of its block raises."""
+
+    def check_more(self) -> None:
+        """Raises what receiving raises when no outcome will come."""
+
+    def find(self, index: int | None) -> Member[ResultT] | None:
+        """The member of that index, if it still is one."""
+
+    def take(self, member: Member[ResultT]) -> bool:
+        """Lets a member go. Returns whether it still was one."""
+
+    def close(self) -> None:
+        """Ends all requests. May be called again."""
+
+
 class Outcomes(trio.abc.ReceiveChannel[Outcome[ResultT]], Generic[ResultT]):
     """What has become of a group's requests, decoded by whoever receives it.
 
@@ -34,7 +52,7 @@ class Outcomes(trio.abc.ReceiveChannel[Outcome[ResultT]], Generic[ResultT]):
     whoever waits to look again.
     """
 
-    def __init__(self, group: RequestGroup[ResultT]) -> None:
+    def __init__(self, group: Source[ResultT]) -> None:
         self._group = group
         self._send, self._receive = trio.open_memory_channel[int | None](math.inf)
         self._unwanted = 0
