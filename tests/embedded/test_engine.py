@@ -10,7 +10,8 @@ import pytest
 
 from tests.vector_files import read_json
 from trio_infer import SamplingParams
-from trio_infer.embedded.engine import SCORED_PER_STEP, Engine, EnginePartial, EngineReply
+from trio_infer.embedded.batching import SCORED_PER_STEP, EnginePartial, EngineReply
+from trio_infer.embedded.engine import Engine
 from trio_infer.embedded.ngram import default_model
 from trio_infer.protocol.dialect import Kind
 from trio_infer.protocol.dialects import DIALECTS

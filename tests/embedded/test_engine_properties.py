@@ -8,7 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from trio_infer.embedded.engine import Engine, EnginePartial
+from trio_infer.embedded.batching import EnginePartial
+from trio_infer.embedded.engine import Engine
 from trio_infer.embedded.ngram import default_model
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from tests.embedded.conftest import Alphabet
 from tests.waiting import until
 from trio_infer import RequestFailed, SamplingParams, open_client
 from trio_infer.embedded import CachingModel, open_coordinator
-from trio_infer.embedded.engine import Engine, EngineReply
+from trio_infer.embedded.batching import EngineReply
+from trio_infer.embedded.engine import Engine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

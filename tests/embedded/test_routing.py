@@ -41,7 +41,7 @@ class Fleet:
     def unload(self) -> None:
         """Lets every engine forget its requests, and the router nothing."""
         for engine in self.engines:
-            engine._waiting.clear()
+            engine._batch.clear()
 
 
 @pytest.fixture(params=["longest_prefix", "first_prefix_block"])

@@ -10,7 +10,8 @@ import msgpack
 import trio
 
 from trio_infer.embedded.admission import Handoff
-from trio_infer.embedded.engine import Engine, EnginePartial, EngineReply
+from trio_infer.embedded.batching import EnginePartial, EngineReply
+from trio_infer.embedded.engine import Engine
 from trio_infer.embedded.finished_request import LACKING
 from trio_infer.embedded.ngram import default_model
 from trio_infer.protocol.dialect import Dialect, Kind

@@ -20,7 +20,8 @@ from ..protocol.dialect import Kind
 from ..protocol.hashing import PrefixHashing
 from ..protocol.packing import Frames, MalformedMessage
 from .admission import Handoff
-from .engine import Engine, EnginePartial, EngineReply, EngineStep
+from .batching import EnginePartial, EngineReply, EngineStep
+from .engine import Engine
 from .finished_request import LACKING, Status, failed_on_purpose
 from .lifecycle import CONTROL, CoordinatorState, EngineDied, EngineState
 from .outgoing import Outgoing

@@ -1,78 +1,33 @@
-"""An engine: continuous batching over a language model, without any I/O or clock of its own."""
+"""An engine: a language model, and a batch of requests that it decodes, without I/O or a clock."""
 
 from __future__ import annotations
 
 import logging
 import random
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
-
-import attrs
 
 from ..complaints import Complaints
 from ..models.sampling_params import FIELD_NAMES
 from ..protocol.dialect import Kind
 from .admission import Handoff, admit
-from .computation import Computation
-from .engine_request import EngineRequest, Finding
-from .finished_request import EngineEvent, EventType
+from .batching import Batch, EnginePartial, EngineReply, EngineStep, RunningState
+from .engine_request import EngineRequest
 from .kv_blocks import KVBlocks
-from .language_model import CachingModel, Traits
+from .language_model import Traits
 from .lifecycle import STEPS_TO_PAUSE, EngineDied, EngineState, Lifecycle
 from .prefix_cache import PrefixCache
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from .language_model import LanguageModel
 
-__all__ = ["Engine", "EnginePartial", "EngineReply", "EngineStep", "RunningState"]
+__all__ = ["Engine"]
 
 _logger: Final = logging.getLogger(__name__)
 
 DEFAULT_MAX_REQUESTS: Final = 64
 DEFAULT_MAX_SEQUENCE_LENGTH: Final = 2**17
-
-SCORED_PER_STEP: Final = 256
-"""How many prompt tokens are scored in one step, so that long prompts do not hold up the others."""
-
-
-@attrs.frozen
-class EnginePartial:
-    """New tokens of a request that goes on."""
-
-    request_id: int
-    body: Mapping[str, Any]
-
-
-@attrs.frozen
-class EngineReply:
-    """A request's end, whatever it was."""
-
-    request_id: int
-    body: Mapping[str, Any]
-
-
-@attrs.frozen
-class RunningState:
-    """How far a running request has come.
-
-    Attributes:
-        request_id: the coordinator's number for it.
-        prompt_length: tokens of its prompt.
-        generated_length: tokens generated so far.
-    """
-
-    request_id: int
-    prompt_length: int
-    generated_length: int
-
-
-@attrs.frozen
-class EngineStep:
-    """A step that has begun: what there is to send at once, and what has to be computed first."""
-
-    outputs: list[EngineReply]
-    computation: Computation
 
 
 class Engine:
@@ -116,37 +71,42 @@ class Engine:
         )
         self.life: Lifecycle = Lifecycle(steps_to_pause=steps_to_pause)
         self.kv_blocks: KVBlocks | None = KVBlocks() if kv_handoff else None
-        self.steps: int = 0
-        self.tokens: int = 0
-        self._caching = model if isinstance(model, CachingModel) else None
         self._seed = seed
         self._sampling_fields = sampling_fields
         self._prefix_cache = None if block_size_tokens is None else PrefixCache(block_size_tokens)
-        self._running: dict[int, EngineRequest] = {}
-        self._waiting: OrderedDict[int, EngineRequest] = OrderedDict()
-        self._last_step: float | None = None
+        self._batch = Batch(
+            model,
+            max_requests=max_requests,
+            prefix_cache=self._prefix_cache,
+            kv_blocks=self.kv_blocks,
+        )
         self._epoch: int | None = None
-        self._computes = False
-        self._stamps: list[tuple[int, list[EngineRequest]]] = []  # owed until a step is finished
         self._complaints = Complaints(_logger)
 
     @property
     def running(self) -> tuple[RunningState, ...]:
         """The requests that are being decoded."""
-        return tuple(
-            RunningState(request.request_id, request.prompt_length, request.generated_length)
-            for request in self._running.values()
-        )
+        return self._batch.running
 
     @property
     def waiting(self) -> tuple[int, ...]:
         """The ids of those that wait for one to end."""
-        return tuple(self._waiting)
+        return self._batch.waiting
 
     @property
     def load(self) -> int:
         """How many requests it has yet to answer."""
-        return len(self._running) + len(self._waiting)
+        return len(self._batch)
+
+    @property
+    def steps(self) -> int:
+        """How many steps it has made."""
+        return self._batch.steps
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens it has generated in them."""
+        return self._batch.tokens
 
     @property
     def wants_step(self) -> bool:
@@ -164,7 +124,7 @@ class Engine:
         """Pauses at once, without a signal."""
         if self.life.steps:
             self.life.state = EngineState.PAUSED
-            self._last_step = None
+            self._batch.rest()
 
     def unpause(self) -> None:
         """Goes on at once, without a signal."""
@@ -180,17 +140,7 @@ class Engine:
         self.life.take(kind)
         if kind is Kind.SET_GENERATION_EPOCH and epoch is not None:
             self._epoch = epoch
-            self._stamps.append((epoch, [*self._running.values(), *self._waiting.values()]))
-            if not self._computes:
-                self._stamp()
-
-    def _stamp(self, ended: Sequence[EngineRequest] = ()) -> None:
-        """Epochs that came during a step begin behind it, as in real engines."""
-        for epoch, requests in self._stamps:
-            for request in requests:
-                if request not in ended:
-                    request.stamp(epoch)
-        self._stamps.clear()
+            self._batch.stamp(epoch)
 
     def release(self, request_id: int) -> None:
         """Lets go of the KV cache blocks of a request that it kept for another deployment.
@@ -211,14 +161,11 @@ class Engine:
         self.life.state = state
         if self.kv_blocks is not None:
             self.kv_blocks.release_all()
-        self.let_go()
-        self._running.clear()
-        self._waiting.clear()
+        self._batch.clear()
 
     def let_go(self) -> None:
         """Tells the model that nothing more will be asked; what runs stays as it is."""
-        for request in self._running.values():
-            _close(request)
+        self._batch.let_go()
 
     def submit(
         self,
@@ -246,7 +193,7 @@ class Engine:
             KeyError: if a request of that id has not ended yet.
             EngineDied: of a handoff that it is not made for.
         """
-        if self._find(request_id) is not None:
+        if self._batch.find(request_id) is not None:
             raise KeyError(request_id)
         if handoff is not None or self._asks_for_handoff(sampling_params):
             self._handoffs()
@@ -275,7 +222,7 @@ class Engine:
         if isinstance(admitted, EngineRequest):
             if self._epoch is not None:
                 admitted.stamp(self._epoch)
-            self._waiting[request_id] = admitted
+            self._batch.add(admitted)
             return None
         return EngineReply(request_id, admitted.to_wire())
 
@@ -289,14 +236,11 @@ class Engine:
         A request that waits keeps its place: it ends when its turn comes. Returns whether there was
         such a request.
         """
-        request = self._find(request_id)
+        request = self._batch.find(request_id)
         if request is None:
             return False
         request.abort()
         return True
-
-    def _find(self, request_id: int) -> EngineRequest | None:
-        return self._running.get(request_id) or self._waiting.get(request_id)
 
     def step(self, now: float) -> list[EnginePartial | EngineReply]:
         """Decodes a token of each running request, and returns what there is to send.
@@ -320,17 +264,9 @@ class Engine:
         """
         self.life.count_step()
         if not self.life.steps:
-            self._last_step = None
+            self._batch.rest()
             return None
-        self._fill_batch(now)
-        if not self._running:
-            self._last_step = None
-            return None
-        self.steps += 1
-        over = [request for request in self._running.values() if request.is_over]
-        ends = self._end_requests(over, now)
-        self._computes = True
-        return EngineStep(ends, Computation(self.model, self._caching, self._due()))
+        return self._batch.begin(now)
 
     def finish(self, step: EngineStep, now: float) -> list[EnginePartial | EngineReply]:
         """Finishes a step, after its computation, and returns what there is to send.
@@ -344,86 +280,4 @@ class Engine:
         """
         if self.life.is_gone:
             return []
-        step_time = 0.0 if self._last_step is None else now - self._last_step
-        self._last_step = now
-        computed = step.computation
-        ended = [
-            request
-            for (request, places), found in zip(computed.asked, computed.findings, strict=True)
-            if self._apply(request, zip(places, found, strict=False), now, step_time)
-        ]
-        self._computes = False
-        self._stamp(ended)
-        if not self.life.steps:
-            self._last_step = None
-            for request in ended:
-                request.stopped = True
-            return []
-        return [*self._end_requests(ended, now), *self._partials()]
-
-    def _apply(
-        self,
-        request: EngineRequest,
-        found: Iterable[tuple[int, Finding]],
-        now: float,
-        step_time: float,
-    ) -> bool:
-        """Gives a request what was found for it. Returns whether it ends."""
-        if request.aborted:
-            return True
-        for place, finding in found:
-            if place < request.prompt_length:
-                request.prompt_scores.add(finding)
-                continue
-            self.tokens += 1
-            if request.ttft is None:
-                request.ttft = now - request.events[0].timestamp
-            if step_time > 0:
-                request.tpot.append(step_time)
-            return request.extend(finding)
-        return request.is_over  # asked for scores alone
-
-    def _end_requests(self, requests: Sequence[EngineRequest], now: float) -> list[EngineReply]:
-        for request in requests:
-            del self._running[request.request_id]
-            _close(request)
-        return [EngineReply(request.request_id, self._finish(request, now)) for request in requests]
-
-    def _finish(self, request: EngineRequest, now: float) -> dict[str, Any]:
-        handoff = None
-        if request.params.do_kv_handoff:
-            prompt = request.tokens[: request.prompt_length]
-            handoff = self._handoffs().pin(request.request_id, prompt)
-        return request.finish(now, self.model, handoff)
-
-    def _fill_batch(self, now: float) -> None:
-        while self._waiting and len(self._running) < self.max_requests:
-            request = next(iter(self._waiting.values()))
-            if self._caching is not None and not request.is_over:
-                request.sequence = self._caching.open_sequence()
-                if request.sequence is None:
-                    return
-            del self._waiting[request.request_id]
-            request.events.append(EngineEvent(now, EventType.ADD_CONTEXT))
-            if self._prefix_cache is not None:
-                request.num_cached_tokens = self._prefix_cache.take(request.block_hashes)
-            self._running[request.request_id] = request
-
-    def _due(self) -> list[tuple[EngineRequest, range]]:
-        """What is to be found in this step; of prompts no more than one step scores, in order."""
-        left, due = SCORED_PER_STEP, []
-        for request in self._running.values():
-            places = request.due(left)
-            left -= min(left, len(request.unscored))
-            if places:
-                due.append((request, places))
-        return due
-
-    def _partials(self) -> list[EnginePartial]:
-        bodies = ((each.request_id, each.take_partial()) for each in self._running.values())
-        return [EnginePartial(request_id, body) for request_id, body in bodies if body is not None]
-
-
-def _close(request: EngineRequest) -> None:
-    if request.sequence is not None:
-        request.sequence.close()
+        return self._batch.finish(step, now, tells=self.life.steps)
