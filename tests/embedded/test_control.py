@@ -70,7 +70,7 @@ class Serving:
 
     @property
     def states(self) -> list[EngineState]:
-        return list(self.core.engine_states)
+        return list(self.core.fleet.states)
 
 
 def full(params: dict[str, Any]) -> dict[str, Any]:
@@ -273,8 +273,8 @@ def test_nothing_is_left_of_dead_engines(alphabet: LanguageModel) -> None:
     kill(serving)
     statistics = serving.core.statistics()
     assert (statistics.running, statistics.waiting, statistics.lost) == (0, 0, 2)
-    assert serving.core.pinned == ()
-    assert not serving.core.paused
+    assert serving.core.fleet.pinned == ()
+    assert not serving.core.fleet.paused
     assert serving.core.idle
 
 
@@ -405,10 +405,10 @@ def test_blocks_stay_pinned_until_they_are_released_by_the_engines_number(
     number = handoff["request_id"]
     assert number != 0
     assert len(handoff["block_ids"]) == 2  # of 16 tokens
-    pinned = [serving.core.pinned]
+    pinned = [serving.core.fleet.pinned]
     for each in (0, 99, number, number):
         serving.release(each)
-        pinned.append(serving.core.pinned)
+        pinned.append(serving.core.fleet.pinned)
     assert pinned == [(number,), (number,), (number,), (), ()]
     assert serving.states == [EngineState.RUNNING] * 2
 
@@ -503,7 +503,7 @@ def test_an_aborted_prefill_keeps_its_blocks_all_the_same(serving: Serving) -> N
     serving.core.receive(CLIENT, serving.codec.abort(0), serving.now)
     serving.step()
     assert serving.replies()[0]["disaggregated_params"]["request_id"] == 0
-    assert serving.core.pinned == (0,)
+    assert serving.core.fleet.pinned == (0,)
 
 
 @pytest.mark.parametrize("dialect", ["0.19", "0.18"])

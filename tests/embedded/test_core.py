@@ -53,7 +53,7 @@ class Peers:
         """By a signal, waiting until the engines have heeded it."""
         self.signal(Kind.PAUSE)
         self.step(STEPS_TO_PAUSE)
-        assert self.core.paused
+        assert self.core.fleet.paused
 
     def step(self, count: int = 1) -> None:
         for _ in range(count):
@@ -157,7 +157,7 @@ def test_who_has_not_connected_is_ignored_without_a_word(
     assert peers.received() == []
     assert peers.counts() == {"ignored": 4}
     assert not peers.core.stopped
-    assert not peers.core.paused
+    assert not peers.core.fleet.paused
     assert not caplog.messages
 
 
@@ -195,7 +195,7 @@ def test_a_refused_request_is_answered_at_once_even_while_paused(peers: Peers) -
 @pytest.mark.parametrize("by_message", [True, False])
 def test_paused_engines_accept_but_do_not_step(peers: Peers, *, by_message: bool) -> None:
     if by_message:
-        idle = make(peers.core.engines[0].model, steps_to_pause=1)
+        idle = make(peers.core.fleet[0].model, steps_to_pause=1)
         idle.connect()
         peers = idle
         peers.signal(Kind.PAUSE)
@@ -206,7 +206,7 @@ def test_paused_engines_accept_but_do_not_step(peers: Peers, *, by_message: bool
         peers.core.pause()
     peers.submit(1, num_tokens_to_generate=1)
     peers.abort(0)
-    assert peers.core.paused
+    assert peers.core.fleet.paused
     assert not peers.core.wants_step
     peers.step(3)
     assert peers.received() == []
@@ -217,12 +217,12 @@ def test_paused_engines_accept_but_do_not_step(peers: Peers, *, by_message: bool
         peers.core.unpause()
     peers.step()
     assert [request_id for _, _, request_id, _ in peers.received()] == [0, 1]
-    assert not peers.core.paused
+    assert not peers.core.fleet.paused
 
 
 def test_an_unpause_of_running_engines_changes_nothing(peers: Peers) -> None:
     peers.signal(Kind.UNPAUSE)
-    assert not peers.core.paused
+    assert not peers.core.fleet.paused
     assert peers.received() == []
 
 

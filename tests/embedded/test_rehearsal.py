@@ -507,5 +507,5 @@ async def test_times_that_engines_measure_are_of_the_same_clock(
     async with serving(alphabet, Faults()) as (coordinator, _, submit):
         submit(0, num_tokens_to_generate=2)
         await trio.sleep(1.5)
-        (request,) = coordinator.core._engines[0]._batch._running.values()
+        (request,) = coordinator.core.fleet[0]._batch._running.values()
         assert request.ttft == pytest.approx(1.0)

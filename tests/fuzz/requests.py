@@ -209,7 +209,7 @@ class _Play:
         core, books = self._core, self._core.statistics()
         assert core.idle
         assert not core._numbers
-        assert core.engines
+        assert core.fleet.left
         assert not core.stopped
         ended = books.completed + books.failed + books.lost
         assert books.submitted == books.running + books.waiting + ended

@@ -61,7 +61,7 @@ async def _serve() -> None:
                 _say(
                     {
                         "statistics": attrs.asdict(coordinator.statistics()),
-                        "tables": [len(core._routes), len(core._numbers), len(core.pinned)],
+                        "tables": [len(core._routes), len(core._numbers), len(core.fleet.pinned)],
                         "belongings": attrs.asdict(await take_stock()),
                     }
                 )

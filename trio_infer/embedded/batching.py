@@ -123,7 +123,7 @@ class Batch:
         return self._running.get(request_id) or self._waiting.get(request_id)
 
     def stamp(self, epoch: int) -> None:
-        """A generation epoch begins for all of them; during a step behind it, as in real engines."""
+        """A generation epoch begins for all; during a step, behind it, as in real engines."""
         self._stamps.append((epoch, [*self._running.values(), *self._waiting.values()]))
         if not self._computes:
             self._stamp()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -20,23 +19,25 @@ from ..protocol.dialect import Kind
 from ..protocol.hashing import PrefixHashing
 from ..protocol.packing import Frames, MalformedMessage
 from .admission import Handoff
-from .batching import EnginePartial, EngineReply, EngineStep
-from .engine import Engine
+from .batching import EnginePartial, EngineReply
 from .finished_request import LACKING, Status, failed_on_purpose
+from .fleet import Fleet, FleetStep
 from .lifecycle import CONTROL, CoordinatorState, EngineDied, EngineState
 from .outgoing import Outgoing
 from .received_request import ReceivedRequest
 from .routing import Router
-from .statistics import CoordinatorStatistics, RunningRequest
+from .statistics import CoordinatorStatistics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from ..protocol.dialect import Dialect
     from ..protocol.packing import Frame
+    from .engine import Engine
     from .received_request import State
+    from .statistics import RunningRequest
 
-__all__ = ["CoordinatorCore", "CoreStep"]
+__all__ = ["CoordinatorCore"]
 
 _logger = logging.getLogger(__name__)
 
@@ -54,30 +55,6 @@ class _Route:
     aborted: bool = False
 
 
-@attrs.frozen
-class CoreStep:
-    """A step of all engines that has begun."""
-
-    steps: Sequence[tuple[Engine, EngineStep]]
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether anybody waits for what it computes."""
-        return any(
-            not engine.life.is_gone and step.computation.is_wanted for engine, step in self.steps
-        )
-
-    def run(self) -> None:
-        """Computes it, in whatever thread."""
-        for _, step in self.steps:
-            step.computation.run()
-
-    def interrupt(self) -> None:
-        """Lets the computation end soon, if the models mind that."""
-        for _, step in self.steps:
-            step.computation.interrupt()
-
-
 class CoordinatorCore:
     """Passes the requests of clients to engines, and what these answer back.
 
@@ -88,6 +65,12 @@ class CoordinatorCore:
             least loaded takes the next one.
         fails: whether a request of that number is failed as soon as it is submitted.
         keep_requests: whether `requests` tells of those as well that have ended.
+
+    Attributes:
+        stopped: whether it has ended.
+        state: what it takes its engines to be in.
+        dialect: as given.
+        fleet: its engines.
     """
 
     def __init__(
@@ -108,10 +91,8 @@ class CoordinatorCore:
         self._codec = CoordinatorCodec(dialect)
         self._fails = fails
         self._lacking = LACKING.get(dialect.name, frozenset())
-        self._engines = tuple(engines)
-        self._router = Router(
-            self._engines, prefix_hashing or PrefixHashing(), self._engines[0].model.tokenize
-        )
+        self.fleet: Fleet = Fleet(tuple(engines))
+        self._router = Router(engines, prefix_hashing or PrefixHashing(), engines[0].model.tokenize)
         self._clients: set[bytes] = set()
         self._routes: dict[int, _Route] = {}
         self._ended: dict[int, ReceivedRequest] | None = {} if keep_requests else None
@@ -123,7 +104,7 @@ class CoordinatorCore:
     @property
     def wants_step(self) -> bool:
         """Whether an engine has something to do."""
-        return any(engine.wants_step for engine in self._engines)
+        return self.fleet.wants_step
 
     @property
     def idle(self) -> bool:
@@ -132,22 +113,13 @@ class CoordinatorCore:
 
     @property
     def running(self) -> tuple[RunningRequest, ...]:
-        """The requests that are being decoded."""
-        return tuple(
-            RunningRequest(
-                request_id=request.request_id,
-                engine=index,
-                prompt_length=request.prompt_length,
-                generated_length=request.generated_length,
-            )
-            for index, engine in enumerate(self._engines)
-            for request in engine.running
-        )
+        """The requests that are being decoded, by engine, the oldest first."""
+        return tuple(self.fleet.running)
 
     @property
     def requests(self) -> tuple[ReceivedRequest, ...]:
         """The requests that have not ended, or all; by number."""
-        running = {each.request_id: each.generated_length for each in self.running}
+        running = {each.request_id: each.generated_length for each in self.fleet.running}
         requests = dict(self._ended or {})
         for number, route in self._routes.items():
             state: State = "running" if number in running else "waiting"
@@ -162,55 +134,30 @@ class CoordinatorCore:
         """The counters, as they are now."""
         return CoordinatorStatistics(
             clients=len(self._clients),
-            running=sum(len(engine.running) for engine in self._engines),
-            waiting=sum(len(engine.waiting) for engine in self._engines),
-            steps=sum(engine.steps for engine in self._engines),
-            tokens=sum(engine.tokens for engine in self._engines),
+            running=sum(len(engine.running) for engine in self.fleet.engines),
+            waiting=sum(len(engine.waiting) for engine in self.fleet.engines),
+            steps=sum(engine.steps for engine in self.fleet.engines),
+            tokens=sum(engine.tokens for engine in self.fleet.engines),
             **self._counts,
         )
-
-    @property
-    def engines(self) -> tuple[Engine, ...]:
-        """Those that are neither dead nor stopped."""
-        return tuple(engine for engine in self._engines if not engine.life.is_gone)
-
-    @property
-    def paused(self) -> bool:
-        """Whether all engines are paused, or suspended."""
-        return bool(self.engines) and all(engine.paused for engine in self.engines)
-
-    @property
-    def engine_states(self) -> tuple[EngineState, ...]:
-        """How each engine fares."""
-        return tuple(engine.life.state for engine in self._engines)
-
-    def are_all(self, *states: EngineState) -> bool:
-        """Whether all engines that are left are in such a state; without any they never are."""
-        return bool(self.engines) and all(engine.life.state in states for engine in self.engines)
-
-    @property
-    def pinned(self) -> tuple[int, ...]:
-        """The requests whose KV cache blocks are kept for other deployments."""
-        tables = (engine.kv_blocks for engine in self.engines)
-        return tuple(number for table in tables if table for number in table.pinned)
 
     def pause(self) -> None:
         """The engines accept requests and aborts from now on, but act on none."""
         if self.state is CoordinatorState.RUNNING:
             self.state = CoordinatorState.PAUSED
-        for engine in self.engines:
+        for engine in self.fleet.left.values():
             engine.pause()
 
     def unpause(self) -> None:
         """The engines go on."""
         if self.state is CoordinatorState.PAUSED:
             self.state = CoordinatorState.RUNNING
-        for engine in self.engines:
+        for engine in self.fleet.left.values():
             engine.unpause()
 
     def kill_engine(self, index: int) -> None:
         """An engine dies, with its requests. Nobody is told."""
-        if not self._engines[index].life.is_gone:
+        if not self.fleet[index].life.is_gone:
             _logger.warning("engine %d was killed", index)
             self._bury(index, EngineState.DEAD)
 
@@ -235,11 +182,6 @@ class CoordinatorCore:
             self._counts["ignored"] += 1
             _logger.debug("%s of unknown client %r ignored", message.kind.name, identity)
 
-    @property
-    def runs_in_thread(self) -> bool:
-        """Whether steps are to be computed in a worker thread."""
-        return any(engine.traits.runs_in_thread for engine in self.engines)
-
     def step(self, now: float) -> None:
         """Lets each engine decode a token of each request that it runs.
 
@@ -250,26 +192,23 @@ class CoordinatorCore:
         step.run()
         self.finish(step, now)
 
-    def begin(self, now: float) -> CoreStep:
+    def begin(self, now: float) -> FleetStep:
         """Begins a step of each engine, and tells of what has ended already.
 
         Messages may be taken before it is finished.
         """
-        begun = [(engine, engine.begin(now)) for engine in self._engines]
-        steps = [(engine, step) for engine, step in begun if step is not None]
-        for _, step in steps:
-            self._answer(step.outputs)
-        return CoreStep(steps)
+        step = self.fleet.begin(now)
+        self._answer(step.outputs)
+        return step
 
-    def finish(self, step: CoreStep, now: float) -> None:
+    def finish(self, step: FleetStep, now: float) -> None:
         """Finishes the steps that have been computed.
 
         Args:
             step: what `begin` returned.
             now: the time, in seconds, at which the tokens are there.
         """
-        for engine, each in step.steps:
-            self._answer(engine.finish(each, now))
+        self._answer(self.fleet.finish(step, now))
 
     def _answer(self, outputs: Iterable[EnginePartial | EngineReply]) -> None:
         for output in outputs:
@@ -279,11 +218,6 @@ class CoordinatorCore:
                 self._send(output.request_id, route, frames)
             else:
                 self._reply(output)
-
-    def let_go(self) -> None:
-        """Tells the models that nothing more will be asked; what runs stays as it is."""
-        for engine in self._engines:
-            engine.let_go()
 
     def take_outgoing(self) -> list[Outgoing]:
         """What is to be sent, in order; it is handed out once."""
@@ -304,7 +238,7 @@ class CoordinatorCore:
                     del self._numbers[identity, route.client_id]
                     route.identity = None
                     route.aborted = True
-                    self._engines[route.request.engine].abort(number)
+                    self.fleet[route.request.engine].abort(number)
 
     def _connect(self, identity: bytes) -> None:
         if identity in self._clients:
@@ -341,13 +275,12 @@ class CoordinatorCore:
         self._broadcast(lambda engine: engine.heed(kind, message.epoch))
 
     def _broadcast(self, action: Callable[[Engine], None]) -> None:
-        for index, engine in enumerate(self._engines):
-            if not engine.life.is_gone:
-                self._let(index, partial(action, engine))
+        for index, engine in self.fleet.left.items():
+            self._let(index, partial(action, engine))
 
     def _let(self, index: int, action: Callable[[], _Result]) -> _Result | None:
         """Lets an engine do something, which it may die of; and looks whether it has gone."""
-        engine = self._engines[index]
+        engine = self.fleet[index]
         try:
             return action()
         except EngineDied as death:
@@ -364,7 +297,7 @@ class CoordinatorCore:
             if request.engine == index and request.request_id in self._routes:
                 self._close(request.request_id, "lost", request.generated_length)
                 self._counts["lost"] += 1
-        self._engines[index].end(state)
+        self.fleet[index].end(state)
 
     def _submit(self, key: tuple[bytes, int], message: ClientMessage, now: float) -> None:
         prompt = message.prompt or ""  # the codec takes no submission without one
@@ -398,7 +331,7 @@ class CoordinatorCore:
             self._reply(EngineReply(number, failure.to_wire()))
             return
         submit = partial(
-            self._engines[index].submit,
+            self.fleet[index].submit,
             number,
             prompt,
             sampling_params,
@@ -419,7 +352,7 @@ class CoordinatorCore:
             self._counts["aborts"] += 1
             route = self._routes[number]
             route.aborted = True
-            self._engines[route.request.engine].abort(number)
+            self.fleet[route.request.engine].abort(number)
 
     def _reply(self, reply: EngineReply) -> None:
         completed = reply.body["status"] == Status.COMPLETED.name

@@ -201,12 +201,12 @@ class EmbeddedCoordinator:
     @property
     def paused(self) -> bool:
         """Whether all engines are paused, or suspended."""
-        return self._core.paused
+        return self._core.fleet.paused
 
     @property
     def engine_states(self) -> tuple[str, ...]:
         """How each engine fares: running, pausing, paused, suspended, stopped or dead."""
-        return tuple(state.name.lower() for state in self._core.engine_states)
+        return tuple(state.name.lower() for state in self._core.fleet.states)
 
     @property
     def pinned(self) -> tuple[int, ...]:
@@ -214,7 +214,7 @@ class EmbeddedCoordinator:
 
         By the coordinator's numbers, which is what `trio_infer.KVHandoff.request_id` is.
         """
-        return self._core.pinned
+        return self._core.fleet.pinned
 
     @property
     def stopped(self) -> bool:
@@ -276,7 +276,7 @@ class EmbeddedCoordinator:
         Raises:
             ValueError: there is no such engine.
         """
-        count = len(self._core.engine_states)
+        count = len(self._core.fleet.states)
         if not 0 <= to_int(index, "index") < count:
             msg = f"index must be from 0 to {count - 1}, not {index}"
             raise ValueError(msg)
@@ -313,14 +313,14 @@ class EmbeddedCoordinator:
         await self._wait_engines(EngineState.RUNNING)
 
     async def _wait_engines(self, *states: EngineState) -> None:
-        core, serving = self._core, self._serving
+        core, fleet, serving = self._core, self._core.fleet, self._serving
 
         def reached() -> bool:
             settled = EngineState.RUNNING in states or not serving.computes
-            return settled and core.are_all(*states)
+            return settled and fleet.are_all(*states)
 
-        await self.wait_until(lambda: reached() or core.stopped or not core.engines)
-        if core.stopped or not core.engines:
+        await self.wait_until(lambda: reached() or core.stopped or not fleet.left)
+        if core.stopped or not fleet.left:
             wanted, found = states[0].name.lower(), ", ".join(self.engine_states)
             what = "the coordinator has ended" if core.stopped else "no engine is left"
             msg = f"{what}, and none will be {wanted}: {found}"

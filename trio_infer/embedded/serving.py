@@ -13,8 +13,9 @@ from ..sockets import NotConnected, Socket
 
 if TYPE_CHECKING:
     from ..protocol.packing import Frames
-    from .core import CoordinatorCore, CoreStep
+    from .core import CoordinatorCore
     from .faults import FaultInjector
+    from .fleet import FleetStep
     from .received_request import ReceivedRequest
 
 __all__ = ["Serving"]
@@ -116,7 +117,7 @@ class Serving:
             await trio.sleep(self.step_time)
             if not self._runs:
                 continue
-            if self.core.runs_in_thread:
+            if self.core.fleet.runs_in_thread:
                 await self._step_in_thread()
             else:
                 self.core.step(self._now())
@@ -148,7 +149,7 @@ class Serving:
             self.core.finish(step, self._now())
 
     @trio.lowlevel.enable_ki_protection
-    async def _interrupt_unwanted(self, step: CoreStep) -> None:  # noqa: ASYNC910 - may be already
+    async def _interrupt_unwanted(self, step: FleetStep) -> None:  # noqa: ASYNC910 - may be already
         try:
             while step.is_wanted and not self.core.stopped:
                 await self.wait_changed()
@@ -194,7 +195,7 @@ class Serving:
 
     def _end(self, *, linger: bool) -> None:
         self._backlog.clear()
-        self.core.let_go()
+        self.core.fleet.let_go()
         self.injector.forget()
         self._socket.close(linger=linger)
         self.change()
