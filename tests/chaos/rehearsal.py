@@ -114,7 +114,7 @@ async def check_calm(coordinator: EmbeddedCoordinator, texts: Texts, unreleased:
         assert list(completion.generated_tokens) == texts[PROMPTS[0]]
     await coordinator.wait_until(lambda: core.idle)
     assert coordinator.running == ()
-    assert not core._numbers
+    assert not core._table._numbers
     statistics = coordinator.statistics()
     untold = statistics.unroutable + statistics.dropped + statistics.corrupted
     assert len(coordinator.pinned) <= unreleased + untold

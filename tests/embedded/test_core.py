@@ -74,7 +74,7 @@ class Peers:
     @property
     def is_clean(self) -> bool:
         core = self.core
-        return core.idle and not (core.wants_step or core._routes or core._numbers)
+        return core.idle and not (core.wants_step or core._table._numbers)
 
 
 def make(model: LanguageModel, *, engines: int = 1, **limits: Any) -> Peers:

@@ -208,7 +208,7 @@ class _Play:
     def _check(self) -> None:
         core, books = self._core, self._core.statistics()
         assert core.idle
-        assert not core._numbers
+        assert not core._table._numbers
         assert core.fleet.left
         assert not core.stopped
         ended = books.completed + books.failed + books.lost

@@ -55,13 +55,14 @@ async def _serve() -> None:
         faults=Faults(fail=0.01),
     ) as coordinator:
         core = coordinator._core
+        table = core._table
         _say(coordinator.address)
         async with trio.lowlevel.FdStream(sys.stdin.fileno()) as questions:
             while await questions.receive_some():
                 _say(
                     {
                         "statistics": attrs.asdict(coordinator.statistics()),
-                        "tables": [len(core._routes), len(core._numbers), len(core.fleet.pinned)],
+                        "tables": [len(table), len(table._numbers), len(core.fleet.pinned)],
                         "belongings": attrs.asdict(await take_stock()),
                     }
                 )

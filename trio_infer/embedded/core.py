@@ -11,8 +11,6 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-import attrs
-
 from ..complaints import Complaints
 from ..protocol.coordinator_codec import ClientMessage, CoordinatorCodec
 from ..protocol.dialect import Kind
@@ -25,6 +23,7 @@ from .fleet import Fleet, FleetStep
 from .lifecycle import CONTROL, CoordinatorState, EngineDied, EngineState
 from .outgoing import Outgoing
 from .received_request import ReceivedRequest
+from .request_table import RequestTable, Route
 from .routing import Router
 from .statistics import CoordinatorStatistics
 
@@ -42,17 +41,6 @@ __all__ = ["CoordinatorCore"]
 _logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
-
-
-@attrs.define
-class _Route:
-    """Whose a request is (nobody's, once they have left), its id there, what it is, its replies."""
-
-    identity: bytes | None
-    client_id: int
-    request: ReceivedRequest
-    replies: int = 0
-    aborted: bool = False
 
 
 class CoordinatorCore:
@@ -94,9 +82,7 @@ class CoordinatorCore:
         self.fleet: Fleet = Fleet(tuple(engines))
         self._router = Router(engines, prefix_hashing or PrefixHashing(), engines[0].model.tokenize)
         self._clients: set[bytes] = set()
-        self._routes: dict[int, _Route] = {}
-        self._ended: dict[int, ReceivedRequest] | None = {} if keep_requests else None
-        self._numbers: dict[tuple[bytes, int], int] = {}
+        self._table = RequestTable(keep_ended=keep_requests)
         self._outgoing: list[Outgoing] = []
         self._counts: Counter[str] = Counter()
         self._complaints = Complaints(_logger)
@@ -109,7 +95,7 @@ class CoordinatorCore:
     @property
     def idle(self) -> bool:
         """Whether every request has been answered."""
-        return not self._routes
+        return not self._table
 
     @property
     def running(self) -> tuple[RunningRequest, ...]:
@@ -119,16 +105,8 @@ class CoordinatorCore:
     @property
     def requests(self) -> tuple[ReceivedRequest, ...]:
         """The requests that have not ended, or all; by number."""
-        running = {each.request_id: each.generated_length for each in self.fleet.running}
-        requests = dict(self._ended or {})
-        for number, route in self._routes.items():
-            state: State = "running" if number in running else "waiting"
-            requests[number] = attrs.evolve(
-                route.request,
-                state="aborting" if route.aborted else state,
-                generated_length=running.get(number, 0),
-            )
-        return tuple(requests[number] for number in sorted(requests))
+        lengths = {each.request_id: each.generated_length for each in self.fleet.running}
+        return self._table.told(lengths)
 
     def statistics(self) -> CoordinatorStatistics:
         """The counters, as they are now."""
@@ -213,7 +191,7 @@ class CoordinatorCore:
     def _answer(self, outputs: Iterable[EnginePartial | EngineReply]) -> None:
         for output in outputs:
             if isinstance(output, EnginePartial):
-                route = self._routes[output.request_id]
+                route = self._table[output.request_id]
                 frames = self._codec.partial(route.client_id, output.body)
                 self._send(output.request_id, route, frames)
             else:
@@ -233,12 +211,9 @@ class CoordinatorCore:
         if identity in self._clients:
             self._complaints.warn("client %r has left with replies outstanding", identity)
             self._clients.discard(identity)
-            for number, route in self._routes.items():
-                if route.identity == identity:
-                    del self._numbers[identity, route.client_id]
-                    route.identity = None
-                    route.aborted = True
-                    self.fleet[route.request.engine].abort(number)
+            for number, route in self._table.disown(identity).items():
+                route.aborted = True
+                self.fleet[route.request.engine].abort(number)
 
     def _connect(self, identity: bytes) -> None:
         if identity in self._clients:
@@ -293,15 +268,15 @@ class CoordinatorCore:
 
     def _bury(self, index: int, state: EngineState) -> None:
         """Forgets the requests of an engine that has gone. Nobody is told."""
-        for request in self.requests:
-            if request.engine == index and request.request_id in self._routes:
-                self._close(request.request_id, "lost", request.generated_length)
-                self._counts["lost"] += 1
+        lengths = {each.request_id: each.generated_length for each in self.fleet[index].running}
+        for number in self._table.of_engine(index):
+            self._table.close(number, "lost", lengths.get(number, 0))
+            self._counts["lost"] += 1
         self.fleet[index].end(state)
 
     def _submit(self, key: tuple[bytes, int], message: ClientMessage, now: float) -> None:
         prompt = message.prompt or ""  # the codec takes no submission without one
-        if key in self._numbers:
+        if self._table.number_of(*key) is not None:
             self._drop(key[0], f"request id {key[1]} is in use")
             return
         key_of_media, has_media = _media(message)
@@ -315,7 +290,7 @@ class CoordinatorCore:
         number = self._counts["submitted"]
         self._counts["submitted"] += 1
         sampling_params = message.sampling_params or {}
-        self._routes[number] = _Route(
+        self._table.add(
             *key,
             ReceivedRequest(
                 request_id=number,
@@ -325,7 +300,6 @@ class CoordinatorCore:
                 received_at=now,
             ),
         )
-        self._numbers[key] = number
         if self._fails(number):
             failure = failed_on_purpose(number, sampling_params, now)
             self._reply(EngineReply(number, failure.to_wire()))
@@ -345,37 +319,26 @@ class CoordinatorCore:
             self._reply(refusal)
 
     def _abort(self, key: tuple[bytes, int]) -> None:
-        number = self._numbers.get(key)
+        number = self._table.number_of(*key)
         if number is None:
             self._counts["stray_aborts"] += 1
         else:
             self._counts["aborts"] += 1
-            route = self._routes[number]
+            route = self._table[number]
             route.aborted = True
             self.fleet[route.request.engine].abort(number)
 
     def _reply(self, reply: EngineReply) -> None:
         completed = reply.body["status"] == Status.COMPLETED.name
-        aborted = completed and self._routes[reply.request_id].aborted
+        aborted = completed and self._table[reply.request_id].aborted
         self._counts["completed" if completed else "failed"] += 1
         self._counts["aborted"] += aborted
         ending: State = "aborted" if aborted else "completed" if completed else "failed"
-        route = self._close(reply.request_id, ending, reply.body["generated_length"])
+        route = self._table.close(reply.request_id, ending, reply.body["generated_length"])
         body = {name: value for name, value in reply.body.items() if name not in self._lacking}
         self._send(reply.request_id, route, self._codec.reply(route.client_id, body))
 
-    def _close(self, number: int, ending: State, generated_length: int) -> _Route:
-        """Forgets a request, but for what is to be kept of it."""
-        route = self._routes.pop(number)
-        if route.identity is not None:
-            del self._numbers[route.identity, route.client_id]
-        if self._ended is not None:
-            self._ended[number] = attrs.evolve(
-                route.request, state=ending, generated_length=generated_length
-            )
-        return route
-
-    def _send(self, number: int, route: _Route, frames: Frames) -> None:
+    def _send(self, number: int, route: Route, frames: Frames) -> None:
         if route.identity is None:
             self._counts["unroutable"] += 1
         else:
