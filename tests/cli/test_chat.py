@@ -220,6 +220,21 @@ async def test_other_signals_end_it_as_they_end_the_others(
         assert await program.stderr.rest() == "trio-infer: interrupted after 4 tokens\n"
 
 
+async def test_ended_in_an_answer_it_tells_what_it_was_owed(
+    coordinator: ScriptedCoordinator,
+) -> None:
+    coordinator.answers_aborts = False
+    async with started(*asking(coordinator), stdin=subprocess.PIPE) as program:
+        await say(program, "one\n")
+        coordinator.partial(await coordinator.submission(), list(b"said"))
+        await program.stdout.until("said")
+        program.send(signal.SIGTERM)
+        await coordinator.abort()
+        coordinator.close()
+        assert await program.ended() == 143
+        assert "owed its last reply still" in (await program.stderr.rest()).splitlines()[-1]
+
+
 async def test_ends_with_the_embedded_coordinator_still_answering() -> None:
     async with started(*EMBEDDED, "-n", "100000", stdin=subprocess.PIPE) as program:
         await say(program, "forever\n")

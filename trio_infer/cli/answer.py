@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
     from ..models import Completion
     from ..streams import CompletionStream
-    from .interruption import Interruption
-    from .output import Output
+    from .session import Session
     from .tokenizing import ModelDecoder
 
 __all__ = ["Answer"]
@@ -38,8 +37,7 @@ class Answer:
     Args:
         stream: the request, not handed over yet.
         decoder: what makes text of its tokens.
-        output: where that goes.
-        interruption: what may stop it.
+        session: where that goes, and what may stop it.
 
     Attributes:
         begun: whether it has been handed over.
@@ -51,13 +49,12 @@ class Answer:
         self,
         stream: CompletionStream[Completion],
         decoder: ModelDecoder,
-        output: Output,
-        interruption: Interruption,
+        session: Session,
     ) -> None:
         self._stream = stream
         self._decoder = decoder
-        self._output = output
-        self._interruption = interruption
+        self._session = session
+        self._output = session.output
         self._shown = 0
         self.begun: bool = False
         self.stopped: bool = False
@@ -73,23 +70,22 @@ class Answer:
         """The engine's last word, if it has come."""
         return self._stream.completion
 
-    async def run(self, *, can_abort: bool, connect_timeout: float) -> None:
+    async def run(self, *, connect_timeout: float) -> None:
         """Receives all of it, or as much as it is let.
 
         Args:
-            can_abort: whether the engine can be told to stop.
             connect_timeout: seconds that it may take to connect again, if need be.
         """
         stream = self._stream
         await trio.lowlevel.checkpoint()
         try:
             async with AsyncExitStack() as stack:
-                with self._interruption.stops() as stopping:
+                with self._session.interruption.stops() as stopping:
                     await self._begin(stack, connect_timeout)
                     async for delta in stream:
                         self._show(delta.tokens)
                 self.stopped = stopping.cancelled_caught
-                if self.stopped and self.begun and can_abort:
+                if self.stopped and self.begun and self._session.can_abort:
                     with trio.move_on_after(GRACE_SECONDS):
                         await stream.finish_early()
         except (ConnectError, ConnectionLost, RemoteProtocolError, RequestFailed) as error:
@@ -99,7 +95,7 @@ class Answer:
                 self._show(stream.tokens[self._shown :])
             self._output.text(self._decoder.rest())
             self._output.end_line()
-            if self._interruption.signal is not None:
+            if self._session.interruption.signal is not None:
                 self._output.note(f"interrupted after {len(stream.tokens)} tokens")
 
     async def _begin(self, stack: AsyncExitStack, connect_timeout: float) -> None:

@@ -12,13 +12,12 @@ from ..embedded.language_model import Traits, Vocabulary
 from ..errors import InferenceError, RequestFailed
 from ..models import SamplingParams
 from .answer import Answer
-from .blame import blaming_user
 from .conversation import Conversation
 from .exits import EXIT_CODES, FAILED
 from .interruption import Interruption, run_interruptible
 from .lines import Lines
-from .output import Output
 from .sampling import chat_sampling_options
+from .session import Session, run_session
 from .target import Target, embedded_options
 from .tokenizing import ModelDecoder
 from .vocabularies import load_vocabulary, tokenizer_option
@@ -26,7 +25,6 @@ from .vocabularies import load_vocabulary, tokenizer_option
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..client import InferenceClient
     from ..models import Completion
 
 __all__ = ["chat"]
@@ -120,35 +118,19 @@ def _vocabulary(target: Target, tokenizer: str | None) -> Vocabulary:
     return load_vocabulary(tokenizer)
 
 
-async def _run(interruption: Interruption, job: _Job) -> int:
-    output = Output()
-    code = 0
-    async with job.target.serving() as address, output.writing():
-        with interruption.cancels():
-            async with job.target.open_client(address) as client:
-                code = await _Chat(job, client, output, interruption).run()
-            if client.statistics().undelivered:
-                output.note(f"{address} owed a last reply still, and may crash when it sends it")
-            await output.flush()
-    return code
+async def _run(interruption: Interruption, job: _Job) -> int | None:
+    return await run_session(job.target, interruption, lambda each: _Chat(job, each).run())
 
 
 class _Chat:
     """The conversation, and what is shown of it."""
 
-    def __init__(
-        self,
-        job: _Job,
-        client: InferenceClient[Completion],
-        output: Output,
-        interruption: Interruption,
-    ) -> None:
+    def __init__(self, job: _Job, session: Session) -> None:
         self._job = job
         self._conversation = job.conversation
-        self._client = client
-        self._output = output
-        self._interruption = interruption
-        interruption.too_late = self._tell_late
+        self._session = session
+        session.interruption.too_late = self._tell_late
+        self._output = session.output
         self._asks = False
         self._lines = Lines()
         self._at_terminal = sys.stdin.isatty()
@@ -208,14 +190,9 @@ class _Chat:
 
     async def _turn(self, text: str, prompt: list[int]) -> None:
         """Asks, and keeps what is answered, however that ends."""
-        with blaming_user():
-            stream = self._client.stream(prompt, self._job.sampling_params)
-        decoder = ModelDecoder(self._job.vocabulary)
-        answer = Answer(stream, decoder, self._output, self._interruption)
-        await answer.run(
-            can_abort=self._client.dialect.can_abort,
-            connect_timeout=self._job.target.connect_timeout,
-        )
+        stream = self._session.stream(prompt, self._job.sampling_params)
+        answer = Answer(stream, ModelDecoder(self._job.vocabulary), self._session)
+        await answer.run(connect_timeout=self._job.target.connect_timeout)
         tokens, completion = answer.tokens, answer.completion
         if tokens or (completion is not None and not answer.stopped):
             self._conversation.keep(text, prompt, tokens)
@@ -245,7 +222,7 @@ class _Chat:
         if self._at_terminal and not count:
             self._output.aside("\n")  # behind the ^C
         line = f"stopped after {count} tokens" if count else "stopped; this turn does not count"
-        if not self._client.dialect.can_abort:
+        if not self._session.can_abort:
             line += ", and the engine goes on: this dialect has no abort"
         elif answer.begun and answer.completion is None:
             line += ", and the coordinator has not answered that yet"

@@ -14,22 +14,20 @@ import trio
 
 from ..models import SamplingParams
 from ..protocol.dialects import DIALECTS
-from .blame import blaming_user
 from .console import width_of
 from .display import Display, JsonDisplay
 from .exits import EXIT_CODES
 from .interruption import Interruption, run_interruptible
 from .log_probs import WIDTH, log_prob_table
 from .options import check_finite
-from .output import Output
 from .prompt import read_prompt
 from .sampling import sampling_options
+from .session import Session, run_session
 from .target import Target, embedded_options
 from .tokenizing import BYTES, ByteDecoder, Decoder, ModelDecoder, decoders
 from .vocabularies import tokenizer_option
 
 if TYPE_CHECKING:
-    from ..client import InferenceClient
     from ..models import Completion
     from ..streams import CompletionStream
 
@@ -152,49 +150,23 @@ async def _run(interruption: Interruption, job: _Job) -> None:
     with interruption.cancels():
         prompt = await read_prompt(job.prompt, job.prompt_file)
     if interruption.signal is None:
-        await _answer(prompt, job, interruption)
-
-
-async def _answer(prompt: str, job: _Job, interruption: Interruption) -> None:
-    output = Output()
-    async with job.target.serving() as address, output.writing():
-        with interruption.cancels():
-            await _ask(address, prompt, job, output, interruption)
-            if interruption.signal is None:
-                await output.flush()
-
-
-async def _ask(
-    address: str, prompt: str, job: _Job, output: Output, interruption: Interruption
-) -> None:
-    async with job.target.open_client(address) as client:
-        with blaming_user():
-            stream = client.stream(prompt, job.sampling_params)
-        await _Asking(job, client, output, interruption).run(stream)
-    if client.statistics().undelivered:
-        output.note(f"{address} owed its last reply still, and may crash when it sends it")
+        await run_session(job.target, interruption, lambda each: _Asking(job, each).run(prompt))
 
 
 class _Asking:
     """One request, and what is shown of it."""
 
-    def __init__(
-        self,
-        job: _Job,
-        client: InferenceClient[Completion],
-        output: Output,
-        interruption: Interruption,
-    ) -> None:
+    def __init__(self, job: _Job, session: Session) -> None:
         self._job = job
-        self._dialect = client.dialect
-        self._output = output
-        self._interruption = interruption
+        self._session = session
+        self._output = session.output
         make = JsonDisplay if job.as_json else Display
-        self._display = make(output, job.decoder, stream=job.stream)
+        self._display = make(session.output, job.decoder, stream=job.stream)
         self._is_late = False
 
-    async def run(self, stream: CompletionStream[Completion]) -> None:
-        """Runs the request and shows it, whatever it ends with."""
+    async def run(self, prompt: str) -> None:
+        """Makes the request and shows it, whatever it ends with."""
+        stream = self._session.stream(prompt, self._job.sampling_params)
         completion = None
         try:
             async with stream:
@@ -203,7 +175,7 @@ class _Asking:
             self._display.finish(stream.tokens, completion)
         if completion is not None and self._job.sampling_params.return_log_probs:
             self._tell_log_probs(completion)
-        if self._interruption.signal is not None:
+        if self._session.interruption.signal is not None:
             self._tell_interruption(stream)
         elif self._is_late:
             seconds, count = self._job.deadline, len(stream.tokens)
@@ -215,13 +187,13 @@ class _Asking:
         None if its text did not come.
         """
         with (
-            self._interruption.cancels() as receiving,
+            self._session.interruption.cancels() as receiving,
             trio.move_on_after(self._job.deadline) as deadline,
         ):
             async for delta in stream:
                 self._display.show(delta)
         self._is_late = deadline.cancelled_caught
-        if (receiving.cancelled_caught or self._is_late) and self._dialect.can_abort:
+        if (receiving.cancelled_caught or self._is_late) and self._session.can_abort:
             with trio.move_on_after(GRACE_SECONDS):
                 await stream.finish_early()
         return stream.completion

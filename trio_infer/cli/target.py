@@ -78,6 +78,22 @@ class Target:
             lambda: open_client(address, dialect=self.dialect, connect_timeout=self.connect_timeout)
         )
 
+    @asynccontextmanager
+    async def asking(
+        self, address: str, note: Callable[[str], None]
+    ) -> AsyncGenerator[InferenceClient[Completion]]:
+        """A block with a client as `open_client` has it; a note tells what was owed at its end."""
+        client = None
+        try:
+            async with self.open_client(address) as client:
+                yield client
+        finally:
+            owed = 0 if client is None else client.statistics().undelivered
+            if owed:
+                what = "its last reply" if owed == 1 else f"{owed} last replies"
+                when = "it sends that" if owed == 1 else "it sends them"
+                note(f"{address} owed {what} still, and may crash when {when}")
+
 
 _TARGET: Final = (
     click.option(

@@ -70,13 +70,11 @@ class Batch:
         job = self._job
         async with (
             job.target.serving() as address,
-            job.target.open_client(address) as client,
+            job.target.asking(address, self._view.note) as client,
             running_behind(self._count_lines),
         ):
             client.stream("x", job.sampling_params)  # what the dialect lacks is told once
             await self._ask_all(client, done)
-        if client.statistics().undelivered:
-            self._view.note(f"{address} owed last replies still, and may crash when it sends them")
 
     async def _count_lines(self) -> None:
         if stat.S_ISREG(os.fstat(self._job.input).st_mode):
