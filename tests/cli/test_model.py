@@ -71,6 +71,15 @@ async def test_a_model_of_ones_own_streams_by_its_own_tokenizer(tmp_path: Path) 
     assert result.stdout == " THERE\n"
 
 
+async def test_half_a_character_of_a_counted_text_can_be_told_from_another(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("äüäü" * 9, encoding="utf-8")
+    arguments = ("--log-probs", "-n", "4", "--temperature", "0", "--model", str(tmp_path / "text"))
+    result = await run("generate", *arguments, "ü")
+    assert result.stdout == "äü\n"
+    pieces = [line.split()[1] for line in result.stderr.splitlines()[1:]]
+    assert pieces == [rf"'\x{byte:02x}'" for byte in "äü".encode()]
+
+
 async def test_the_library_is_not_loaded_for_those_who_do_not_ask() -> None:
     program = (
         "import sys, trio_infer.embedded as e; e.NgramModel; "

@@ -19,6 +19,7 @@ from .display import Display, JsonDisplay
 from .exits import EXIT_CODES
 from .interruption import Interruption, run_interruptible
 from .log_probs import WIDTH, log_prob_table
+from .model import speaks_bytes
 from .options import check_finite
 from .prompt import read_prompt
 from .sampling import sampling_options
@@ -69,11 +70,10 @@ class _Job:
     @property
     def decoder(self) -> Decoder | None:
         """What makes text of tokens, if anything does."""
-        if self.target.model is not None:
-            return ModelDecoder(self.target.model)
-        if self.target.address is None:
-            return ByteDecoder()
-        return None if self.decoders is None else self.decoders()
+        if self.target.address is not None:
+            return None if self.decoders is None else self.decoders()
+        model = self.target.model
+        return ByteDecoder() if model is None or speaks_bytes(model) else ModelDecoder(model)
 
 
 @click.command(short_help="Text from a prompt.", epilog=EXAMPLES + EXIT_CODES)

@@ -12,7 +12,7 @@ import click
 from ..embedded import LanguageModel, LlamaModel, NgramModel
 from ..embedded.llama.files import PACKAGED, SUFFIX, is_gguf
 
-__all__ = ["MODEL_HELP", "import_object", "is_import", "load_model"]
+__all__ = ["MODEL_HELP", "import_object", "is_import", "load_model", "speaks_bytes"]
 
 ObjectT = TypeVar("ObjectT")
 
@@ -39,6 +39,14 @@ def load_model(given: str) -> LanguageModel:
     except (ImportError, ValueError) as error:
         raise click.ClickException(str(error)) from None
     return _count(given)
+
+
+def speaks_bytes(model: LanguageModel | None) -> bool:
+    """Whether the tokens of a model are bytes for sure: the default one, or one that was counted.
+
+    One's own may read them otherwise, even if it is a kind of `NgramModel`.
+    """
+    return model is None or type(model) is NgramModel
 
 
 def _is_gguf(given: str) -> bool:

@@ -58,7 +58,7 @@ class ByteDecoder:
             return "(end)"
         if not 0 <= token < END_TOKEN:
             return ""
-        return repr(bytes((token,)).decode(errors="backslashreplace"))
+        return repr(bytes((token,)))[1:]
 
 
 class ModelDecoder:
