@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.cli.talking import END, Talker
 from tests.programs import run
+from trio_infer.cli.tokenizing import ModelDecoder
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 
@@ -78,6 +81,15 @@ async def test_half_a_character_of_a_counted_text_can_be_told_from_another(tmp_p
     assert result.stdout == "äü\n"
     pieces = [line.split()[1] for line in result.stderr.splitlines()[1:]]
     assert pieces == [rf"'\x{byte:02x}'" for byte in "äü".encode()]
+
+
+def test_a_token_without_text_is_not_taken_for_the_end() -> None:
+    class Silent(Talker):
+        def detokenize(self, tokens: Sequence[int]) -> str:
+            return super().detokenize([token for token in tokens if token])
+
+    pieces = [ModelDecoder(Silent()).piece(token) for token in (ord("a"), 0, END)]
+    assert pieces == ["'a'", "''", "(end)"]
 
 
 async def test_the_library_is_not_loaded_for_those_who_do_not_ask() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import click
 
 from ..embedded import ModelTokenizer
+from ..embedded.language_model import Traits
 from ..embedded.ngram import END_TOKEN
 from ..protocol.detokenizing import Detokenizer
 from .vocabularies import load_vocabulary
@@ -70,6 +71,7 @@ class ModelDecoder:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._size = vocabulary.vocab_size
+        self._ends = Traits.of(vocabulary).end_tokens
         self._tokenizer = ModelTokenizer(vocabulary)
         self._detokenizer = Detokenizer(self._tokenizer)
         self._tokens: list[int] = []
@@ -91,8 +93,7 @@ class ModelDecoder:
         """As `Decoder` has it."""
         if not self._knows(token):
             return ""
-        text = self._tokenizer.decode([token])
-        return repr(text) if text else "(end)"
+        return "(end)" if token in self._ends else repr(self._tokenizer.decode([token]))
 
     def _knows(self, token: int) -> bool:
         return 0 <= token < self._size
