@@ -102,10 +102,8 @@ def chat(
 
 
 def _vocabulary(target: Target, tokenizer: str | None) -> Vocabulary:
+    target.check_tokenizer(tokenizer)
     if target.address is None:
-        if tokenizer is not None:
-            msg = "--tokenizer is for a coordinator at an --address; the embedded one's is known"
-            raise click.UsageError(msg)
         if target.model is None:
             msg = (
                 "the small model cannot talk: take --model smollm2 or a GGUF file, or an --address"

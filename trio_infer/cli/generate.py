@@ -130,6 +130,7 @@ def generate(
     Ctrl-C aborts the request, prints what there is, and exits with 130; a second one leaves at
     once. SIGTERM and SIGHUP do the same, with 143 and 129.
     """
+    target.check_tokenizer(tokenizer)
     if deadline is not None and not DIALECTS[target.dialect].can_abort:
         msg = f"--deadline is nothing for the dialect {target.dialect}, which has no abort"
         raise click.UsageError(msg)

@@ -53,6 +53,16 @@ class Target:
             )
             raise click.UsageError(msg)
 
+    def check_tokenizer(self, given: str | None) -> None:
+        """Refuses a tokenizer that is named where it is known.
+
+        Raises:
+            click.UsageError: it is.
+        """
+        if self.address is None and given is not None:
+            msg = "--tokenizer is for a coordinator at an --address; the embedded one's is known"
+            raise click.UsageError(msg)
+
     @asynccontextmanager
     async def serving(self) -> AsyncGenerator[str]:
         """The block in which the coordinator serves, and its address.
