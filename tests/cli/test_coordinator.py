@@ -59,6 +59,18 @@ async def test_serves_until_it_is_told_to_stop(number: signal.Signals) -> None:
         assert "Traceback" not in await program.stderr.rest()
 
 
+@pytest.mark.parametrize(
+    ("options", "tokenizer"),
+    [((), "bytes"), (("--model", "tests.cli.endless:Endless"), "tests.cli.endless:Endless")],
+)
+async def test_how_to_ask_it_names_the_tokenizer_that_fits(
+    options: tuple[str, ...], tokenizer: str
+) -> None:
+    async with started("coordinator", *options) as program:
+        hint = await program.stderr.until("\n")
+        assert f"generate --stream --tokenizer {tokenizer} --address " in hint
+
+
 async def test_stops_with_requests_running() -> None:
     async with started("coordinator", "--step-time", "0.01") as program:
         async with (

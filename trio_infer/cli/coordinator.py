@@ -18,7 +18,7 @@ from .activity import ActivityView
 from .blame import blaming_user, opening
 from .exits import EXIT_CODES
 from .interruption import Interruption
-from .model import MODEL_HELP, load_model
+from .model import MODEL_HELP, load_model, speaks_bytes
 from .options import dialect_option
 from .tokenizing import BYTES
 
@@ -146,27 +146,33 @@ def coordinator(
         faults["delay_seconds"] = delay_seconds
     with blaming_user():
         options["faults"] = Faults(**faults)
-    options["model"] = None if model is None else load_model(model)
-    trio.run(_run, options)
+    loaded = options["model"] = None if model is None else load_model(model)
+    trio.run(_run, options, _tokenizer(model or BYTES, loaded))
     return 0
 
 
-async def _run(options: dict[str, Any]) -> None:
+def _tokenizer(given: str, model: LanguageModel | None) -> str:
+    """What names the tokenizer of a model, which was given by that name."""
+    if isinstance(model, LlamaModel):
+        return str(model.path)
+    return BYTES if speaks_bytes(model) else given
+
+
+async def _run(options: dict[str, Any], tokenizer: str) -> None:
     interruption = Interruption()
     async with interruption.watching():
         with interruption.cancels():
             async with opening(partial(open_coordinator, **options)) as serving:
                 click.echo(serving.address)
-                _hint(serving.address, options["dialect"], options["model"])
+                _hint(serving.address, options["dialect"], tokenizer)
                 view = ActivityView(serving)
                 with view.showing():
                     async with running_behind(view.refresh_now_and_then):
                         await serving.wait_until(lambda: serving.stopped)
 
 
-def _hint(address: str, dialect: str, model: LanguageModel | None) -> None:
-    told = "" if dialect == FRAMED.name else f"--dialect {dialect} "
-    tokenizer = shlex.quote(str(model.path)) if isinstance(model, LlamaModel) else BYTES
-    told = f"--tokenizer {tokenizer} {told}"
+def _hint(address: str, dialect: str, tokenizer: str) -> None:
+    told = f"--tokenizer {shlex.quote(tokenizer)} "
+    told += "" if dialect == FRAMED.name else f"--dialect {dialect} "
     asking = f"trio-infer generate --stream {told}--address {address} PROMPT"
     click.echo(f"trio-infer: serving until Ctrl-C; to ask it: {asking}", err=True)
