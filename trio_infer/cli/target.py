@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -92,17 +93,24 @@ class Target:
     async def asking(
         self, address: str, note: Callable[[str], None]
     ) -> AsyncGenerator[InferenceClient[Completion]]:
-        """A block with a client as `open_client` has it; a note tells what was owed at its end."""
+        """A block with a client as `open_client` has it.
+
+        A note tells what is still owed at its end, unless an error tells why it has ended, or the
+        coordinator ends with it.
+        """
         client = None
         try:
             async with self.open_client(address) as client:
                 yield client
         finally:
-            owed = 0 if client is None else client.statistics().undelivered
-            if owed:
-                what = "its last reply" if owed == 1 else f"{owed} last replies"
-                when = "it sends that" if owed == 1 else "it sends them"
-                note(f"{address} owed {what} still, and may crash when {when}")
+            if client is not None and self.address and not isinstance(sys.exception(), Exception):
+                _tell_owed(client.statistics().undelivered, address, note)
+
+
+def _tell_owed(count: int, address: str, note: Callable[[str], None]) -> None:
+    if count:
+        what, them = ("its last reply", "it") if count == 1 else (f"{count} last replies", "them")
+        note(f"{address} owed {what} still, and may crash when it sends {them}")
 
 
 _TARGET: Final = (
