@@ -192,27 +192,36 @@ async def test_nothing_is_asked_for_where_standard_output_is_closed(
     assert not coordinator.log
 
 
-BROKEN = """
-import sys
-from tests.cli import endless
-def broken(*_):
-    raise ValueError("no such shape")
-endless.Endless.next_token_log_probs = broken
-from trio_infer.cli.program import run
-sys.exit(run())
-"""
-
-
 async def test_a_fault_of_the_model_is_not_that_of_the_command_line() -> None:
-    command = (sys.executable, "-c", BROKEN)
-    options = ("coordinator", "--model", "tests.cli.endless:Endless")
-    async with started(*options, command=command) as program:
+    async with started("coordinator", "--model", "tests.cli.faulty:Broken") as program:
         async with open_client((await program.stdout.until("\n")).strip()) as client:
             with pytest.raises(ConnectionLost):
                 await client.generate("hi")
         assert await program.ended() == 1
         last = (await program.stderr.rest()).splitlines()[-1]
-        assert last.startswith("trio-infer: internal error: ValueError: no such shape (")
+    assert last == (
+        "trio-infer: the model tests.cli.faulty:Broken failed:"
+        " ValueError: no such shape (TRIO_INFER_DEBUG=1 shows where)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ("--model tests.cli.faulty:Broken", "the model tests.cli.faulty:Broken failed: ValueError"),
+        ("--model tests.cli.faulty:broken", "the model tests.cli.faulty:broken failed: ValueError"),
+        ("--model tests.cli.faulty:Curt", "the model failed: WrongAnswer: the model gave 1 log"),
+        ("--model tests.cli.faulty:Absent", "the model tests.cli.faulty:Absent failed: TypeError"),
+        ("--model tests.cli.faulty:Gone", "the model tests.cli.faulty:Gone failed: BrokenPipe"),
+        ("--model tests.cli.faulty:Mute", "the model tests.cli.faulty:Mute failed: KeyError: 72"),
+    ],
+)
+def test_a_fault_of_ones_own_model_is_told_as_one(
+    here: Here, arguments: str, complaint: str
+) -> None:
+    result = here.run("generate", "--stream", *arguments.split(), "hi")
+    assert complaint in said(result)
+    assert result.code == 1
 
 
 def test_a_fault_of_our_own(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,21 +1,25 @@
 """Whose fault it is: what the library refuses of what the command line says is its user's.
 
-Anywhere else a `ValueError` is a fault of ours, or of the user's own model.
+Anywhere else a `ValueError` is a fault of ours, or of the user's own model: of that if code of the
+model's was running, or if its answer makes no sense.
 """
 
 from __future__ import annotations
 
 import re
+import traceback
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
 
+from ..embedded.computation import WrongAnswer
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
     from contextlib import AbstractAsyncContextManager
 
-__all__ = ["blaming_user", "opening"]
+__all__ = ["blame_from_now_on", "blamed", "blaming_user", "opening"]
 
 OpenedT = TypeVar("OpenedT")
 
@@ -25,6 +29,26 @@ _OTHERWISE: Final = {
     "add_BOS": "--add-bos",
 }
 """The options of those arguments that are named otherwise."""
+
+
+_OURS: Final = __name__.partition(".")[0]
+
+_own: Final[dict[str, str]] = {}
+"""The modules of the user's own, and what was made of them."""
+
+
+def blame_from_now_on(what: str, *modules: str) -> None:
+    """Lets faults of these modules, if they are not ours, be those of what was made of them."""
+    _own.update((each, what) for each in modules if each.partition(".")[0] != _OURS)
+
+
+def blamed(error: BaseException) -> str | None:
+    """What of the user's own an error is a fault of; None if of nothing."""
+    if isinstance(error, WrongAnswer):
+        return "the model"
+    frames = traceback.walk_tb(error.__traceback__)
+    names = (frame.f_globals.get("__name__", "") for frame, _ in frames)
+    return next((_own[name] for name in names if name in _own), None)
 
 
 @contextmanager
@@ -37,6 +61,8 @@ def blaming_user() -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError) as error:
+        if blamed(error):
+            raise
         raise click.UsageError(_in_options(str(error))) from error
 
 

@@ -11,6 +11,7 @@ from typing import Final, TextIO
 import click
 
 from ..errors import InferenceError
+from .blame import blamed
 from .console import make_console, write_note
 
 __all__ = ["EXIT_CODES", "FAILED", "by_signal", "exit_code_for", "show_help"]
@@ -47,7 +48,7 @@ def exit_code_for(error: BaseException) -> int:
     """Tells the user in one line what went wrong, if that is news, and returns the exit code."""
     if isinstance(error, KeyboardInterrupt | click.Abort):
         return by_signal(signal.SIGINT)
-    if isinstance(error, OSError):
+    if isinstance(error, OSError) and not blamed(error):
         _silence(sys.stdout)
         if error.errno == errno.EPIPE:
             _silence(sys.stderr)
@@ -63,16 +64,23 @@ def _diagnose(error: BaseException) -> tuple[str, int]:
         return f"{error.format_message()} (see {command} --help)", USAGE
     if isinstance(error, click.ClickException):
         return error.format_message(), error.exit_code
+    own = blamed(error)
+    if own is not None:
+        return _unforeseen(f"{own} failed", error), FAILED
     if isinstance(error, InferenceError):
         return str(error) or type(error).__name__, FAILED
     if isinstance(error, OSError):
         closed = error.errno == errno.EBADF
         what = "standard output is closed" if closed else error.strerror or error
         return f"input or output failed: {what}", FAILED
+    return _unforeseen("internal error", error), FAILED
+
+
+def _unforeseen(what: str, error: BaseException) -> str:
     if os.environ.get(DEBUG):
         raise error
-    what = "".join(str(error).splitlines()[:1])
-    return f"internal error: {type(error).__name__}: {what} ({DEBUG}=1 shows where)", FAILED
+    line = "".join(str(error).splitlines()[:1])
+    return f"{what}: {type(error).__name__}: {line} ({DEBUG}=1 shows where)"
 
 
 def _complain(line: str) -> None:

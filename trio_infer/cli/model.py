@@ -11,6 +11,7 @@ import click
 
 from ..embedded import LanguageModel, LlamaModel, NgramModel
 from ..embedded.llama.files import PACKAGED, SUFFIX, is_gguf
+from .blame import blame_from_now_on
 
 __all__ = ["MODEL_HELP", "import_object", "is_import", "load_model", "speaks_bytes"]
 
@@ -90,6 +91,7 @@ def import_object(given: str, kind: type[ObjectT], what: str) -> ObjectT:
         if isinstance(found, type):
             found = found()
         if isinstance(found, kind):
+            blame_from_now_on(f"the {what} {given}", module, type(found).__module__)
             return found
     except (Exception, SystemExit) as error:  # it is the user's code
         msg = f"the {what} {given} cannot be had: {type(error).__name__}: {error}"

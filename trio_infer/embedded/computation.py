@@ -14,7 +14,11 @@ if TYPE_CHECKING:
     from .engine_request import EngineRequest, Finding
     from .language_model import CachingModel, LanguageModel
 
-__all__ = ["Computation"]
+__all__ = ["Computation", "WrongAnswer"]
+
+
+class WrongAnswer(ValueError):
+    """What a model has answered makes no sense."""
 
 
 class Computation:
@@ -83,15 +87,15 @@ class Computation:
         rows = self._model.next_token_log_probs(sequences)
         if len(rows) != len(sequences):
             msg = f"the model has {len(rows)} answers to {len(sequences)} sequences"
-            raise ValueError(msg)
+            raise WrongAnswer(msg)
         vocab_size = self._model.vocab_size
         for row in rows:
             if len(row) != vocab_size:
                 msg = f"the model gave {len(row)} log probabilities for {vocab_size} ids"
-                raise ValueError(msg)
+                raise WrongAnswer(msg)
             if math.isnan(sum(row)):
                 msg = "the model gave log probabilities of which one is no number"
-                raise ValueError(msg)
+                raise WrongAnswer(msg)
         end, slices = 0, []
         for _, places in self.asked:
             start, end = end, end + len(places)
