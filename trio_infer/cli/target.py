@@ -13,7 +13,7 @@ import click
 from ..embedded import LanguageModel, open_coordinator
 from ..opening import open_client
 from .blame import opening
-from .model import MODEL_HELP, load_model
+from .model import load_model, model_options
 from .options import dialect_option, gather_options
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..models import Completion
     from .options import Decorator
 
-__all__ = ["Target", "embedded_options", "paced_options", "target_options"]
+__all__ = ["Target", "embedded_options", "paced_options", "single_options", "target_options"]
 
 
 @attrs.frozen(kw_only=True)
@@ -144,17 +144,21 @@ _STEP_TIME: Final = click.option(
 )
 
 
-_MODEL: Final = click.option("--model", metavar="MODEL", help=MODEL_HELP)
+def _take(*names: str, **options: int) -> Callable[[dict[str, Any]], Target]:
+    """What makes a target of the options of these names.
 
+    Args:
+        names: those.
+        options: what a model in a GGUF file is told besides.
+    """
 
-def _take(*names: str) -> Callable[[dict[str, Any]], Target]:
     def take(given: dict[str, Any]) -> Target:
         taken = {name: given.pop(name) for name in names}
-        if taken.get("model") is not None:
-            if taken["address"] is not None:
+        if "model" in taken:
+            if taken["address"] is not None and taken["model"] is not None:
                 msg = "--model is for the embedded coordinator, not for one at an address"
                 raise click.UsageError(msg)
-            taken["model"] = load_model(taken["model"])
+            taken["model"] = load_model(taken["model"], given.pop("context"), **options)
         return Target(**taken)
 
     return take
@@ -167,12 +171,19 @@ target_options: Decorator = gather_options("target", _TARGET, _take(*_NAMES))
 
 embedded_options: Decorator = gather_options(
     "target",
-    (*_TARGET, _MODEL, _SEED, _STEP_TIME),
+    (*_TARGET, *model_options, _SEED, _STEP_TIME),
     _take(*_NAMES, "model", "seed", "step_time"),
 )
 """As `target_options`, and those of an embedded one as well."""
 
+single_options: Decorator = gather_options(
+    "target",
+    (*_TARGET, *model_options, _SEED, _STEP_TIME),
+    _take(*_NAMES, "model", "seed", "step_time", max_sequences=1),
+)
+"""As `embedded_options`, for a command that makes one request at a time."""
+
 paced_options: Decorator = gather_options(
-    "target", (*_TARGET, _MODEL, _STEP_TIME), _take(*_NAMES, "model", "step_time")
+    "target", (*_TARGET, *model_options, _STEP_TIME), _take(*_NAMES, "model", "step_time")
 )
 """As `embedded_options`, for a command that has a seed of its own."""

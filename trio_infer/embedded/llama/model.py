@@ -7,7 +7,7 @@ import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ...models.scalars import to_count
 from ..language_model import Interruption, Question
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from .rows import ArrayLogProbs
 
 __all__ = ["LlamaModel"]
+
+MOST_TOKENS: Final = 2**32
+"""llama.cpp's numbers of tokens begin anew there."""
 
 
 class LlamaModel:
@@ -85,6 +88,9 @@ class LlamaModel:
             ("threads", threads),
         ):
             to_count(count, name)
+        if context_length * max_sequences >= MOST_TOKENS:
+            msg = f"context_length times max_sequences must be less than {MOST_TOKENS}"
+            raise ValueError(msg)
         self.path: Path = find_file(path)
         load_library()
         # NumPy comes with the library, and so they come no sooner.
