@@ -15,7 +15,7 @@ import trio.testing
 
 from tests.messages import laid_out
 from trio_infer.background import running_behind
-from trio_infer.embedded import EmbeddedCoordinator, open_coordinator, server
+from trio_infer.embedded import EmbeddedCoordinator, NgramModel, open_coordinator, server
 from trio_infer.errors import ConnectError
 from trio_infer.protocol.client_codec import ClientCodec, ServerMessage
 from trio_infer.protocol.dialect import Kind
@@ -385,6 +385,39 @@ async def test_wrong_arguments_are_refused(alphabet: LanguageModel, wrong: dict[
     with pytest.raises(ValueError):  # noqa: PT011 - each says something else
         async with open_coordinator(model=alphabet, **wrong):
             pytest.fail("opened")  # pragma: no cover
+
+
+class Apart:
+    """Knows tokens, and says nothing about them."""
+
+    vocab_size = 2
+    end_token = 1
+
+    def tokenize(self, text: str) -> list[int]:
+        raise NotImplementedError
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [("gpt2", "str"), (Apart(), "Apart"), (NgramModel, "the class NgramModel")],
+    ids=["name", "tokenizer", "class"],
+)
+async def test_what_is_no_model_is_refused_before_anything_runs(model: Any, named: str) -> None:
+    complaint = f"^model must be a LanguageModel, such as LlamaModel\\(path\\), not {named}$"
+    with pytest.raises(TypeError, match=complaint):
+        async with open_coordinator(model=model, bind="memory://model"):
+            pytest.fail("opened")  # pragma: no cover
+
+
+@pytest.mark.parametrize("name", ["address", "dialect", "tokenizer", "adress"])
+async def test_what_clients_go_by_cannot_be_overwritten_by_mistake(
+    coordinator: EmbeddedCoordinator, name: str
+) -> None:
+    with pytest.raises(AttributeError):
+        setattr(coordinator, name, "tcp://elsewhere:1")
 
 
 async def test_what_the_block_raises_comes_out_bare(alphabet: LanguageModel) -> None:

@@ -17,6 +17,7 @@ from ..sockets import MEMORY_SCHEME, ROUTER, Link, check_address, network_of
 from .core import CoordinatorCore
 from .engine import DEFAULT_MAX_REQUESTS, DEFAULT_MAX_SEQUENCE_LENGTH, Engine
 from .faults import FaultInjector, Faults
+from .language_model import LanguageModel
 from .lifecycle import STEPS_TO_PAUSE, EngineState
 from .ngram import default_model
 from .serving import Serving
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from enum import Enum
 
     from ..protocol.dialect import Dialect
-    from .language_model import LanguageModel
     from .received_request import ReceivedRequest
     from .statistics import CoordinatorStatistics, RunningRequest
 
@@ -108,6 +108,7 @@ async def open_coordinator(
         msg = f"step_time must be a number of seconds, not {step_time}"
         raise ValueError(msg)
     check_address(bind)
+    _check_model(model)
     row = resolve_dialect(dialect)
     prefix_hashing = PrefixHashing(block_size_tokens, prefix_caching_coordinator_policy)
     if model is None and bind.startswith(MEMORY_SCHEME):
@@ -151,6 +152,13 @@ async def open_coordinator(
             await network.dispose()
 
 
+def _check_model(model: object) -> None:
+    if model is not None and (isinstance(model, type) or not isinstance(model, LanguageModel)):
+        found = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        msg = f"model must be a LanguageModel, such as LlamaModel(path), not {found}"
+        raise TypeError(msg)
+
+
 def _check_faults(faults: object) -> Faults:
     if not isinstance(faults, Faults):
         msg = f"faults must be Faults, not {type(faults).__name__}"
@@ -159,31 +167,34 @@ def _check_faults(faults: object) -> Faults:
 
 
 class EmbeddedCoordinator:
-    """A coordinator that runs in this process. Made by `open_coordinator`.
+    """A coordinator that runs in this process. Made by `open_coordinator`."""
 
-    Attributes:
-        address: where clients reach it.
-        dialect: what its clients have to speak.
-        tokenizer: its language model's, for `trio_infer.open_client` and for prompts of token ids.
-    """
-
-    __slots__ = (
-        "_core",
-        "_serving",
-        "address",
-        "dialect",
-        "tokenizer",
-    )  # so that a misspelt one is no attribute
+    # So that a misspelt one is no attribute.
+    __slots__ = ("_address", "_core", "_serving", "_tokenizer")
 
     def __init__(self, serving: Serving, address: str, tokenizer: ModelTokenizer) -> None:
-        self.address: str = address
-        self.tokenizer: ModelTokenizer = tokenizer
+        self._address = address
+        self._tokenizer = tokenizer
         self._serving = serving
         self._core = serving.core
-        self.dialect: Dialect = serving.core.dialect
 
     def __repr__(self) -> str:
         return f"<EmbeddedCoordinator at {self.address}>"
+
+    @property
+    def address(self) -> str:
+        """Where clients reach it."""
+        return self._address
+
+    @property
+    def dialect(self) -> Dialect:
+        """What its clients have to speak."""
+        return self._core.dialect
+
+    @property
+    def tokenizer(self) -> ModelTokenizer:
+        """Its model's, for `trio_infer.open_client` and for prompts of token ids."""
+        return self._tokenizer
 
     @property
     def running(self) -> tuple[RunningRequest, ...]:
