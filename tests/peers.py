@@ -21,7 +21,14 @@ if TYPE_CHECKING:
     from trio_infer.protocol.packing import Frames
     from trio_infer.sockets import Socket
 
-__all__ = ["Received", "ScriptedCoordinator", "finished", "free_address", "scripted_coordinator"]
+__all__ = [
+    "Received",
+    "ScriptedCoordinator",
+    "finished",
+    "free_address",
+    "has_ipv6",
+    "scripted_coordinator",
+]
 
 
 def finished(tokens: list[int], **fields: Any) -> dict[str, Any]:
@@ -158,6 +165,16 @@ def free_address() -> str:
     with stdlib_socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+
+
+def has_ipv6() -> bool:
+    """Whether this machine can be reached by IPv6 from itself."""
+    with stdlib_socket.socket(stdlib_socket.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError:
+            return False
+    return True
 
 
 async def _bind(socket: Socket, address: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,8 @@ import pytest
 import trio
 import zmq
 
-from tests.programs import Program, in_terminal, started
+from tests.peers import has_ipv6
+from tests.programs import Program, in_terminal, run, started
 from trio_infer import InferenceClient, RequestFailed, SamplingParams, open_client
 from trio_infer.embedded import Faults, open_coordinator
 
@@ -69,6 +71,16 @@ async def test_how_to_ask_it_names_the_tokenizer_that_fits(
     async with started("coordinator", *options) as program:
         hint = await program.stderr.until("\n")
         assert f"generate --stream --tokenizer {tokenizer} --address " in hint
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+async def test_where_addresses_are_of_ipv6_it_can_be_asked_as_it_says() -> None:
+    async with started("coordinator", "--bind", "tcp://[::1]:*") as program:
+        hint = await program.stderr.until("PROMPT\n")
+        _, *arguments, _ = shlex.split(hint.partition("trio-infer ")[2])
+        assert await address_of(program) in arguments
+        result = await run("generate", *arguments, "-n", "3", "hi")
+        assert (result.code, result.stderr) == (0, "")
 
 
 async def test_stops_with_requests_running() -> None:

@@ -14,6 +14,7 @@ import trio
 import trio.testing
 
 from tests.messages import laid_out
+from tests.peers import has_ipv6
 from trio_infer.background import running_behind
 from trio_infer.embedded import EmbeddedCoordinator, NgramModel, open_coordinator, server
 from trio_infer.errors import ConnectError
@@ -342,13 +343,20 @@ async def test_the_default_model_is_made_off_the_trio_thread(
         assert threads[0] is not threading.current_thread()
 
 
-@pytest.mark.parametrize("scheme", ["tcp", "ipc"])
-async def test_the_address_is_one_that_clients_can_use(
-    alphabet: LanguageModel, scheme: str
-) -> None:
-    bind = {"tcp": "tcp://127.0.0.1:*", "ipc": "ipc://*"}[scheme]
+@pytest.mark.parametrize(
+    "bind",
+    [
+        "tcp://127.0.0.1:*",
+        "ipc://*",
+        pytest.param(
+            "tcp://[::1]:*",
+            marks=pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6"),
+        ),
+    ],
+)
+async def test_the_address_is_one_that_clients_can_use(alphabet: LanguageModel, bind: str) -> None:
     async with open_coordinator(model=alphabet, bind=bind) as coordinator:
-        assert coordinator.address.startswith(f"{scheme}://")
+        assert coordinator.address.startswith(bind.removesuffix("*"))
         assert "*" not in coordinator.address
         assert coordinator.address in repr(coordinator)
         async with connected(coordinator.address) as peer:

@@ -172,5 +172,5 @@ async def _run(options: dict[str, Any], tokenizer: str) -> None:
 def _hint(address: str, dialect: str, tokenizer: str) -> None:
     told = f"--tokenizer {shlex.quote(tokenizer)} "
     told += "" if dialect == FRAMED.name else f"--dialect {dialect} "
-    asking = f"trio-infer generate --stream {told}--address {address} PROMPT"
+    asking = f"trio-infer generate --stream {told}--address {shlex.quote(address)} PROMPT"
     click.echo(f"trio-infer: serving until Ctrl-C; to ask it: {asking}", err=True)

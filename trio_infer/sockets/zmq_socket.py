@@ -100,6 +100,7 @@ class ZmqSocket(Draining):
         try:
             if self._monitor is None:
                 self._monitor = self._zmq.get_monitor_socket(WATCHED)
+            self._let_ipv6(address)
             self._zmq.connect(address)
         except zmq.ZMQError as error:
             raise _address_error(address, error) from error
@@ -114,6 +115,7 @@ class ZmqSocket(Draining):
         """
         self._check()
         try:
+            self._let_ipv6(address)
             self._zmq.bind(address)
         except zmq.ZMQError as error:
             raise _address_error(address, error) from error
@@ -121,6 +123,11 @@ class ZmqSocket(Draining):
         self._bound = bound
         self._look()
         return bound
+
+    def _let_ipv6(self, address: str) -> None:
+        """Allows IPv6, which ZeroMQ does not by itself, where an address is one of it."""
+        if address.startswith("tcp://["):
+            self._zmq.set(zmq.IPV6, 1)
 
     @trio.lowlevel.enable_ki_protection
     def send(self, frames: Sequence[Frame]) -> None:
