@@ -79,7 +79,7 @@ def test_no_figure_is_cut_off_however_narrow_the_terminal(width: int) -> None:
     assert max(map(len, told.splitlines())) <= max(width, 50)
 
 
-@pytest.mark.parametrize("width", [100, 60])
+@pytest.mark.parametrize("width", [100, 60, 40, 24])
 def test_no_figure_of_a_load_that_runs_is_cut_off_either(width: int) -> None:
     load = Load(PLAN, ended=1.0, completed=4)
     for metric in METRICS:
@@ -90,6 +90,8 @@ def test_no_figure_of_a_load_that_runs_is_cut_off_either(width: int) -> None:
     shown = written.getvalue()
     assert shown.split().count("12345.00") == 4 * 6
     assert "4/4" in shown
+    assert "4 completed," in " ".join(shown.split())
+    assert "…" not in shown
 
 
 def test_percentiles_close_to_another_have_figures_of_their_own() -> None:

@@ -102,7 +102,7 @@ def _describe(
 
 
 def metric_table(numbers: dict[str, Any], percentiles: Sequence[float], width: int) -> Table:
-    """The times: a line for each metric, or where that is too wide, a column."""
+    """The times: a line for each metric; where that is too wide, a column; or a line for each."""
     kinds = ("mean", "median", "std", *(f"p{percent:.12g}" for percent in percentiles))
     rows = [
         [_number(numbers[f"{kind}_{metric}_ms"], ".2f") for kind in kinds] for metric in METRICS
@@ -110,8 +110,17 @@ def metric_table(numbers: dict[str, Any], percentiles: Sequence[float], width: i
     table = _times("milliseconds", kinds, dict(zip(_NAMES.values(), rows, strict=True)))
     if natural_width(table) <= width:
         return table
+    names = [metric.upper() for metric in METRICS]
     columns = dict(zip(kinds, map(list, zip(*rows, strict=True)), strict=True))
-    return _times("ms", [metric.upper() for metric in METRICS], columns)
+    table = _times("ms", names, columns)
+    if natural_width(table) <= width:
+        return table
+    lines = {
+        f"{name} {kind}": [cell]
+        for name, row in zip(names, rows, strict=True)
+        for kind, cell in zip(kinds, row, strict=True)
+    }
+    return _times("", ["ms"], lines)
 
 
 def _times(corner: str, heads: Sequence[str], rows: dict[str, list[str]]) -> Table:
