@@ -98,6 +98,16 @@ class Program:
         """Sends it a signal."""
         self.process.send_signal(number)
 
+    async def say(self, text: str) -> None:
+        """Writes to its standard input, if it was started with ``stdin=PIPE``."""
+        assert self.process.stdin is not None
+        await self.process.stdin.send_all(text.encode())
+
+    async def hang_up(self) -> None:
+        """Ends its standard input."""
+        assert self.process.stdin is not None
+        await self.process.stdin.aclose()
+
     async def ended(self) -> int:
         """Waits for its end, and returns the exit code."""
         return await self.process.wait()

@@ -235,12 +235,11 @@ async def test_results_are_written_as_they_come(
 ) -> None:
     arguments = ("batch", *to(coordinator), "-", "-o", str(output))
     async with started(*arguments, stdin=subprocess.PIPE) as program:
-        assert program.process.stdin is not None
         for number in (1, 2):
-            await program.process.stdin.send_all(b'{"prompt": "hi"}\n')
+            await program.say('{"prompt": "hi"}\n')
             coordinator.reply(await coordinator.submission(), [65])
             await until(partial(has_results, output, number))
-        await program.process.stdin.aclose()
+        await program.hang_up()
         assert await program.ended() == 0
         assert [each["generated_text"] for each in read(output)] == ["A", "A"]
 

@@ -19,6 +19,8 @@ from tests.waiting import until
 from trio_infer.protocol.dialect import Kind
 
 if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
     from tests.cli.here import Here
 
 pytestmark = pytest.mark.slow
@@ -46,14 +48,16 @@ def answer(coordinator: ScriptedCoordinator, request: Received, text: str) -> No
     coordinator.reply(request, [*text.encode(), END])
 
 
-async def say(program: Program, text: str) -> None:
-    assert program.process.stdin is not None
-    await program.process.stdin.send_all(text.encode())
+def chatting(
+    coordinator: ScriptedCoordinator, *options: str
+) -> AbstractAsyncContextManager[Program]:
+    """A chat with that coordinator, in pipes."""
+    return started(*asking(coordinator, *options), stdin=subprocess.PIPE)
 
 
-async def hang_up(program: Program) -> None:
-    assert program.process.stdin is not None
-    await program.process.stdin.aclose()
+def chatting_here(*options: str) -> AbstractAsyncContextManager[Program]:
+    """One with a coordinator of its own."""
+    return started(*EMBEDDED, *options, stdin=subprocess.PIPE)
 
 
 # --- a terminal
@@ -157,8 +161,8 @@ async def test_a_system_prompt_comes_before_all_else_and_stays_after_reset() -> 
 async def test_answers_come_while_the_pipe_is_open_and_bit_by_bit(
     coordinator: ScriptedCoordinator,
 ) -> None:
-    async with started(*asking(coordinator), stdin=subprocess.PIPE) as program:
-        await say(program, "one\n")
+    async with chatting(coordinator) as program:
+        await program.say("one\n")
         request = await coordinator.submission()
         coordinator.partial(request, list(b"a"))
         await program.stdout.until("a")
@@ -166,15 +170,15 @@ async def test_answers_come_while_the_pipe_is_open_and_bit_by_bit(
         await program.stdout.until("ab")
         answer(coordinator, request, "abc")
         await program.stdout.until("abc\n")
-        await hang_up(program)
+        await program.hang_up()
         assert await program.ended() == 0
 
 
 async def test_all_that_was_said_is_sent_again_as_the_ids_that_it_was(
     coordinator: ScriptedCoordinator,
 ) -> None:
-    async with started(*asking(coordinator), stdin=subprocess.PIPE) as program:
-        await say(program, "one\ntwo\n")
+    async with chatting(coordinator) as program:
+        await program.say("one\ntwo\n")
         first = await coordinator.submission()
         assert (first.message.sampling_params or {})["termination_id"] == END
         coordinator.reply(first, [*b"Zo", 0xFF])  # which no text becomes again
@@ -182,16 +186,15 @@ async def test_all_that_was_said_is_sent_again_as_the_ids_that_it_was(
         behind = [END, *b"user: two", END, *b"assistant: "]
         assert second.message.prompt == [*prompt_of(first), *b"Zo", 0xFF, *behind]
         answer(coordinator, second, "")
-        await hang_up(program)
+        await program.hang_up()
         assert await program.ended() == 0
 
 
-@pytest.mark.slow
 async def test_ctrl_c_in_a_pipe_stops_one_answer_and_twice_all(
     coordinator: ScriptedCoordinator,
 ) -> None:
-    async with started(*asking(coordinator), stdin=subprocess.PIPE) as program:
-        await say(program, "one\ntwo\n")
+    async with chatting(coordinator) as program:
+        await program.say("one\ntwo\n")
         coordinator.partial(await coordinator.submission(), list(b"said"))
         await program.stdout.until("said")
         program.send(signal.SIGINT)
@@ -209,8 +212,8 @@ async def test_ctrl_c_in_a_pipe_stops_one_answer_and_twice_all(
 async def test_other_signals_end_it_as_they_end_the_others(
     coordinator: ScriptedCoordinator, number: signal.Signals, code: int
 ) -> None:
-    async with started(*asking(coordinator), stdin=subprocess.PIPE) as program:
-        await say(program, "one\n")
+    async with chatting(coordinator) as program:
+        await program.say("one\n")
         coordinator.partial(await coordinator.submission(), list(b"said"))
         await program.stdout.until("said")
         program.send(number)
@@ -224,8 +227,8 @@ async def test_ended_in_an_answer_it_tells_what_it_was_owed(
     coordinator: ScriptedCoordinator,
 ) -> None:
     coordinator.answers_aborts = False
-    async with started(*asking(coordinator), stdin=subprocess.PIPE) as program:
-        await say(program, "one\n")
+    async with chatting(coordinator) as program:
+        await program.say("one\n")
         coordinator.partial(await coordinator.submission(), list(b"said"))
         await program.stdout.until("said")
         program.send(signal.SIGTERM)
@@ -236,8 +239,8 @@ async def test_ended_in_an_answer_it_tells_what_it_was_owed(
 
 
 async def test_ends_with_the_embedded_coordinator_still_answering() -> None:
-    async with started(*EMBEDDED, "-n", "100000", stdin=subprocess.PIPE) as program:
-        await say(program, "forever\n")
+    async with chatting_here("-n", "100000") as program:
+        await program.say("forever\n")
         await program.stdout.until("x")
         program.send(signal.SIGTERM)
         assert await program.ended() == 143
@@ -245,8 +248,8 @@ async def test_ends_with_the_embedded_coordinator_still_answering() -> None:
 
 
 async def test_ends_where_nobody_reads_any_more() -> None:
-    async with started(*EMBEDDED, "-n", "100000", stdin=subprocess.PIPE) as program:
-        await say(program, "forever\n")
+    async with chatting_here("-n", "100000") as program:
+        await program.say("forever\n")
         await program.stdout.until("x")
         await program.stdout.aclose()
         assert await program.ended() == 141
@@ -261,34 +264,33 @@ async def test_a_lost_connection_keeps_what_was_said_and_the_next_turn_tries_aga
     options = ("--address", address, "--tokenizer", TALKER)
     async with started("chat", *options, stdin=subprocess.PIPE) as program:
         async with scripted_coordinator(address) as first:
-            await say(program, "one\n")
+            await program.say("one\n")
             first.partial(await first.submission(), list(b"said"))
             await program.stdout.until("said")
         await program.stderr.until("; what was said is kept\n")
         async with scripted_coordinator(address) as second:
-            await say(program, "two\n")
+            await program.say("two\n")
             request = await second.submission()
             assert text_of(request) == (
                 "user: one<end>assistant: said<end>user: two<end>assistant: "
             )
             answer(second, request, "2")
             await program.stdout.until("said\n2\n")
-            await hang_up(program)
+            await program.hang_up()
             assert await program.ended() == 1
 
 
-@pytest.mark.slow
 async def test_a_turn_without_a_coordinator_fails_after_the_time_for_connecting() -> None:
     address = free_address()
     options = ("--address", address, "--tokenizer", TALKER, "--connect-timeout", "3")
     async with started("chat", *options, stdin=subprocess.PIPE) as program:
         async with scripted_coordinator(address) as coordinator:
             await until(lambda: coordinator.connects)
-            await say(program, "one\n")
+            await program.say("one\n")
             answer(coordinator, await coordinator.submission(), "1")
             await program.stdout.until("1\n")
-        await say(program, "two\n")
-        await hang_up(program)
+        await program.say("two\n")
+        await program.hang_up()
         assert await program.ended() == 1
         (line,) = (await program.stderr.rest()).splitlines()
         assert line.endswith("; this turn does not count")
@@ -297,13 +299,13 @@ async def test_a_turn_without_a_coordinator_fails_after_the_time_for_connecting(
 async def test_a_turn_that_the_engine_gives_up_on_does_not_count(
     coordinator: ScriptedCoordinator,
 ) -> None:
-    async with started(*asking(coordinator), stdin=subprocess.PIPE) as program:
-        await say(program, "one\ntwo\n")
+    async with chatting(coordinator) as program:
+        await program.say("one\ntwo\n")
         coordinator.reply(await coordinator.submission(), [], status="FAILED")
         second = await coordinator.submission()
         assert text_of(second) == "user: two<end>assistant: "
         answer(coordinator, second, "2")
-        await hang_up(program)
+        await program.hang_up()
         assert await program.ended() == 1
         assert await program.stdout.rest() == "2\n"
         (line,) = (await program.stderr.rest()).splitlines()
@@ -343,8 +345,8 @@ async def test_an_answer_that_is_cut_off_says_so() -> None:
 
 
 async def test_stats_tell_of_tokens(coordinator: ScriptedCoordinator) -> None:
-    async with started(*asking(coordinator, "--stats"), stdin=subprocess.PIPE) as program:
-        await say(program, "one\n")
+    async with chatting(coordinator, "--stats") as program:
+        await program.say("one\n")
         request = await coordinator.submission()
         length = len(prompt_of(request))
         coordinator.reply(request, list(b"abc"), num_cached_tokens=7)
@@ -358,9 +360,9 @@ async def test_without_streams_answers_come_whole_and_without_aborts_it_says_so(
 ) -> None:
     async with (
         scripted_coordinator(dialect=dialect) as coordinator,
-        started(*asking(coordinator, "--dialect", dialect), stdin=subprocess.PIPE) as program,
+        chatting(coordinator, "--dialect", dialect) as program,
     ):
-        await say(program, "one\ntwo\n")
+        await program.say("one\ntwo\n")
         first = await coordinator.submission()
         program.send(signal.SIGINT)
         await program.stderr.until(
@@ -370,18 +372,17 @@ async def test_without_streams_answers_come_whole_and_without_aborts_it_says_so(
         assert text_of(second) == "user: two<end>assistant: "
         coordinator.reply(first, list(b"late"))
         answer(coordinator, second, "2")
-        await hang_up(program)
+        await program.hang_up()
         assert await program.ended() == 0
         assert await program.stdout.rest() == "2\n"
 
 
-@pytest.mark.slow
 async def test_a_stop_that_is_not_answered_is_told_and_the_next_turn_goes_on(
     coordinator: ScriptedCoordinator,
 ) -> None:
     coordinator.answers_aborts = False
-    async with started(*asking(coordinator), stdin=subprocess.PIPE) as program:
-        await say(program, "one\ntwo\n")
+    async with chatting(coordinator) as program:
+        await program.say("one\ntwo\n")
         coordinator.partial(await coordinator.submission(), list(b"said"))
         await program.stdout.until("said")
         program.send(signal.SIGINT)
@@ -391,13 +392,13 @@ async def test_a_stop_that_is_not_answered_is_told_and_the_next_turn_goes_on(
         assert "assistant: said<end>user: two" in text_of(second)
         coordinator.reply(abort, list(b"said"))
         answer(coordinator, second, "2")
-        await hang_up(program)
+        await program.hang_up()
         assert await program.ended() == 0
 
 
 async def test_a_tokenizer_that_does_not_fit_ends_it(coordinator: ScriptedCoordinator) -> None:
-    async with started(*asking(coordinator), stdin=subprocess.PIPE) as program:
-        await say(program, "one\n")
+    async with chatting(coordinator) as program:
+        await program.say("one\n")
         coordinator.partial(await coordinator.submission(), [65, 50000])
         assert await program.ended() == 2
         assert await program.stdout.rest() == ""

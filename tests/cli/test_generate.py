@@ -43,9 +43,8 @@ async def test_takes_the_prompt_from_standard_input(
     coordinator: ScriptedCoordinator, prompt: tuple[str, ...]
 ) -> None:
     async with started("generate", *to(coordinator), *prompt, stdin=subprocess.PIPE) as program:
-        assert program.process.stdin is not None
-        await program.process.stdin.send_all("Zoë\n\n".encode())
-        await program.process.stdin.aclose()
+        await program.say("Zoë\n\n")
+        await program.hang_up()
         request = await coordinator.submission()
         assert request.message.prompt == "Zoë\n"
         coordinator.reply(request, [])

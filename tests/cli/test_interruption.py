@@ -225,8 +225,7 @@ async def test_leaves_while_it_connects() -> None:
 
 async def test_leaves_while_it_waits_for_a_prompt() -> None:
     async with started("generate", stdin=subprocess.PIPE) as program:
-        assert program.process.stdin is not None
-        await program.process.stdin.send_all(b"x" * 500_000)  # more than a pipe takes: it reads
+        await program.say("x" * 500_000)  # more than a pipe takes: it reads
         program.send(signal.SIGINT)
         assert await program.ended() == 130
         assert (await program.stderr.rest()).strip() == ""

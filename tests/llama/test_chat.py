@@ -6,20 +6,15 @@ import importlib
 import re
 import signal
 import subprocess
-import sys
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tests import programs
+from tests.llama.noisily import run, started
 from trio_infer.cli.conversation import Conversation
 from trio_infer.embedded.llama.vocabulary import open_vocabulary
 
 if TYPE_CHECKING:
     from trio_infer.embedded import LlamaModel
 
-COMMAND = (sys.executable, "-m", "trio_infer")  # without "-W error", as in test_program
-run = partial(programs.run, command=COMMAND)
-started = partial(programs.started, command=COMMAND)
 CHAT = ("chat", "--model", "smollm2", "--temperature", "0")
 STATS = re.compile(r"(\d+) tokens of prompt, (\d+) of them cached; (\d+) generated")
 
@@ -47,16 +42,15 @@ async def test_the_model_ends_its_turn_itself() -> None:
 async def test_ctrl_c_keeps_what_was_said_and_the_next_turn_goes_on() -> None:
     options = ("--stats", "-n", "200", "--termination-id", "-1")
     async with started(*CHAT, *options, stdin=subprocess.PIPE) as program:
-        assert program.process.stdin is not None
-        await program.process.stdin.send_all(b"Count to a thousand.\n")
+        await program.say("Count to a thousand.\n")
         await program.stdout.until(" ")
         program.send(signal.SIGINT)
         await program.stderr.until("generated in")
         ((first, _, said),) = stats(program.stderr.text)
         assert f"stopped after {said} tokens" in program.stderr.text
         assert 0 < said < 200
-        await program.process.stdin.send_all(b"Go on.\n")
-        await program.process.stdin.aclose()
+        await program.say("Go on.\n")
+        await program.hang_up()
         assert await program.ended() == 0
         (_, (second, cached, _)) = stats(await program.stderr.rest())
         assert first + said - 1 <= cached < second
@@ -70,8 +64,7 @@ async def test_a_conversation_is_as_long_as_its_context_allows() -> None:
 
 async def test_sigterm_ends_it_in_the_midst_of_an_answer() -> None:
     async with started(*CHAT, "-n", "1500", stdin=subprocess.PIPE) as program:
-        assert program.process.stdin is not None
-        await program.process.stdin.send_all(b"Count to a thousand.\n")
+        await program.say("Count to a thousand.\n")
         await program.stdout.until(" ")
         program.send(signal.SIGTERM)
         assert await program.ended() == 143

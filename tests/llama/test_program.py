@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import re
 import signal
-import sys
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import programs
+from tests.llama.noisily import run, started
 from trio_infer import SamplingParams, open_client
 
 if TYPE_CHECKING:
@@ -19,9 +17,6 @@ if TYPE_CHECKING:
 
     from trio_infer.embedded import LlamaModel
 
-# Without "-W error", since llama_cpp leaves files open.
-run = partial(programs.run, command=(sys.executable, "-m", "trio_infer"))
-started = partial(programs.started, command=(sys.executable, "-m", "trio_infer"))
 MODEL = ("--model", "smollm2")
 PROMPT = "Structured concurrency is"
 SHORT = ("-n", "12", "--temperature", "0", PROMPT)

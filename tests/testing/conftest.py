@@ -6,6 +6,7 @@ import os
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -28,6 +29,11 @@ class Project:
     def write(self, name: str, text: str) -> None:
         """Writes a file."""
         (self.path / name).write_text(text)
+
+    async def run_tests(self, text: str, *arguments: str, **options: Any) -> Result:
+        """Runs tests, which are written to a file of their own."""
+        self.write("test_users.py", text)
+        return await self.run(*arguments, **options)
 
     async def run(self, *arguments: str, command: tuple[str, ...] = PYTEST) -> Result:
         """Runs pytest there, warnings being errors."""

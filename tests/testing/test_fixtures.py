@@ -52,8 +52,7 @@ each_runner = pytest.mark.parametrize("runner", RUNNERS.values(), ids=RUNNERS)
 async def test_a_test_has_a_coordinator_and_a_client_of_it(
     project: Project, runner: str, installed: tuple[str, ...]
 ) -> None:
-    project.write(
-        "test_users.py",
+    result = await project.run_tests(
         runner
         + """
 from trio_infer.testing import assert_all_aborted
@@ -74,8 +73,8 @@ async def test_that_each_begins_anew(embedded_coordinator):
     assert embedded_coordinator.requests == ()
     assert embedded_coordinator.statistics().clients == 0
 """,
+        *installed,
     )
-    result = await project.run(*installed)
     assert "3 passed" in result.stdout, result.stdout
     assert result.code == 0
 
@@ -84,8 +83,7 @@ async def test_that_each_begins_anew(embedded_coordinator):
 async def test_an_hour_takes_no_time_under_a_clock_that_jumps(
     project: Project, runner: str
 ) -> None:
-    project.write(
-        "test_users.py",
+    result = await project.run_tests(
         runner
         + """
 from trio_infer import SamplingParams
@@ -96,9 +94,8 @@ async def test_patience(inference_client, clock):
     params = SamplingParams(num_tokens_to_generate=60, termination_id=-1)
     await inference_client.generate([1], params)
     assert trio.current_time() - began == pytest.approx(3600)
-""",
+"""
     )
-    result = await project.run()
     assert "1 passed" in result.stdout, result.stdout
 
 
@@ -106,8 +103,7 @@ async def test_patience(inference_client, clock):
 async def test_markers_take_every_option_and_the_nearest_wins(
     project: Project, runner: str
 ) -> None:
-    project.write(
-        "test_users.py",
+    result = await project.run_tests(
         runner
         + """
 from trio_infer import RequestFailed
@@ -132,9 +128,8 @@ async def test_faults(embedded_coordinator, inference_client):
     with pytest.raises(RequestFailed):
         await inference_client.generate("A class is")
     assert [each.state for each in embedded_coordinator.requests] == ["failed"]
-""",
+"""
     )
-    result = await project.run()
     assert "3 passed" in result.stdout, result.stdout
 
 
@@ -152,11 +147,9 @@ WRONG = {
 async def test_a_wrong_marker_is_named(
     project: Project, runner: str, marker: str, complaint: str
 ) -> None:
-    project.write(
-        "test_users.py",
-        f"{runner}\n@pytest.mark.{marker}\nasync def test_it(inference_client): pass\n",
+    result = await project.run_tests(
+        f"{runner}\n@pytest.mark.{marker}\nasync def test_it(inference_client): pass\n"
     )
-    result = await project.run()
     assert complaint in result.stdout, result.stdout
     assert f"@pytest.mark.{marker.partition('(')[0]}" in result.stdout
 
@@ -185,8 +178,7 @@ ELSEWHERE = {
 async def test_who_does_not_run_on_trio_is_told_what_to_install(
     project: Project, test: str, arguments: tuple[str, ...], found: str
 ) -> None:
-    project.write("test_users.py", f"import pytest\n{test}\n")
-    result = await project.run(*arguments)
+    result = await project.run_tests(f"import pytest\n{test}\n", *arguments)
     assert "Install either\n- pytest-trio, " in result.stdout, result.stdout
     assert f"This test is run {found}." in result.stdout
     assert "1 error" in result.stdout
@@ -196,8 +188,7 @@ async def test_who_does_not_run_on_trio_is_told_what_to_install(
 async def test_what_a_failed_test_left_is_aborted_and_the_next_one_has_its_own(
     project: Project, runner: str
 ) -> None:
-    project.write(
-        "test_users.py",
+    result = await project.run_tests(
         runner
         + """
 from trio_infer import SamplingParams
@@ -218,15 +209,13 @@ async def test_the_next(inference_client):
     assert [each.state for each in kept[0].requests] == ["aborted"]
 """,
     )
-    result = await project.run()
     assert "1 failed, 1 passed" in result.stdout, result.stdout
     assert "LookupError" in result.stdout
 
 
 @each_runner
 async def test_ctrl_c_ends_a_test_in_its_midst(project: Project, runner: str) -> None:
-    project.write(
-        "test_users.py",
+    result = await project.run_tests(
         runner
         + """
 import os, signal
@@ -239,9 +228,8 @@ async def test_interrupted(inference_client):
         async for _ in stream:
             os.kill(os.getpid(), signal.SIGINT)
             await trio.sleep_forever()
-""",
+"""
     )
-    result = await project.run()
     assert "KeyboardInterrupt" in result.stdout, result.stdout
     assert result.code in (1, 2)
     assert "never awaited" not in result.stdout + result.stderr

@@ -39,8 +39,7 @@ UNMEASURED = ("env", "-u", "COVERAGE_PROCESS_CONFIG", "-u", "COVERAGE_PROCESS_ST
 
 
 async def test_a_run_that_uses_nothing_imports_nothing(project: Project) -> None:
-    project.write(
-        "test_users.py",
+    result = await project.run_tests(
         """
 import sys
 
@@ -48,8 +47,8 @@ def test_it(pytestconfig):
     assert pytestconfig.pluginmanager.has_plugin("trio_infer")
     assert {"trio", "zmq", "msgpack", "trio_infer"}.isdisjoint(sys.modules)
 """,
+        *ALONE,
     )
-    result = await project.run(*ALONE)
     assert "1 passed" in result.stdout, result.stdout
 
 
@@ -65,8 +64,7 @@ async def test_pytest_starts_as_fast_as_without() -> None:
 async def test_coverage_that_pytest_starts_misses_nothing(project: Project) -> None:
     project.write("app.py", "import trio_infer\n\ndef answer():\n    return 42\n")
     project.write("covering.py", COVERING)
-    project.write(
-        "test_users.py",
+    result = await project.run_tests(
         """
 import pytest
 
@@ -76,8 +74,10 @@ async def test_it(inference_client):
     assert app.answer() == 42
     assert await inference_client.generate("A class is")
 """,
+        "-p",
+        "covering",
+        command=(*UNMEASURED, *PYTEST),
     )
-    result = await project.run("-p", "covering", command=(*UNMEASURED, *PYTEST))
     assert result.code == 0, result.stdout + result.stderr
 
 
@@ -89,6 +89,6 @@ async def test_a_program_that_has_imported_the_package_may_start_pytest(project:
 
 
 async def test_the_plugin_can_be_left_out(project: Project) -> None:
-    project.write("test_users.py", "def test_it(embedded_coordinator): pass\n")
-    result = await project.run("-p", "no:trio_infer")
+    text = "def test_it(embedded_coordinator): pass\n"
+    result = await project.run_tests(text, "-p", "no:trio_infer")
     assert "fixture 'embedded_coordinator' not found" in result.stdout
