@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack, suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 import trio
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from .tokenizing import ModelDecoder
 
 __all__ = ["Answer"]
-
-GRACE_SECONDS: Final = 1.0
-"""How long the last tokens of an answer that was stopped are waited for."""
 
 
 class Answer:
@@ -85,9 +82,8 @@ class Answer:
                     async for delta in stream:
                         self._show(delta.tokens)
                 self.stopped = stopping.cancelled_caught
-                if self.stopped and self.begun and self._session.can_abort:
-                    with trio.move_on_after(GRACE_SECONDS):
-                        await stream.finish_early()
+                if self.stopped and self.begun:
+                    await self._session.end(stream)
         except (ConnectError, ConnectionLost, RemoteProtocolError, RequestFailed) as error:
             self.failure = error
         finally:

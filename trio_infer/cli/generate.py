@@ -37,10 +37,6 @@ __all__ = ["generate"]
 STREAM_STEP_SECONDS: Final = 0.005
 """The embedded model's pace where people watch it; at its own nobody could see it stream."""
 
-GRACE_SECONDS: Final = 1.0
-"""How long the text of a request that was cut short is waited for."""
-
-
 EXAMPLES: Final = """
 \b
 Examples:
@@ -194,9 +190,8 @@ class _Asking:
             async for delta in stream:
                 self._display.show(delta)
         self._is_late = deadline.cancelled_caught
-        if (receiving.cancelled_caught or self._is_late) and self._session.can_abort:
-            with trio.move_on_after(GRACE_SECONDS):
-                await stream.finish_early()
+        if receiving.cancelled_caught or self._is_late:
+            await self._session.end(stream)
         return stream.completion
 
     def _tell_log_probs(self, completion: Completion) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import attrs
+import trio
 
 from ..client import InferenceClient
 from ..models import Completion
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["Session", "run_session"]
 
 ReturnT = TypeVar("ReturnT")
+
+GRACE_SECONDS: Final = 1.0
+"""How long the last tokens of a request that was cut short are waited for."""
 
 
 @attrs.frozen
@@ -47,6 +51,13 @@ class Session:
         """
         with blaming_user():
             return self.client.stream(prompt, sampling_params)
+
+    async def end(self, stream: CompletionStream[Completion]) -> None:
+        """Ends a request early, and waits a moment for its last tokens, if there can be any."""
+        await trio.lowlevel.checkpoint()
+        if self.can_abort:
+            with trio.move_on_after(GRACE_SECONDS):
+                await stream.finish_early()
 
 
 async def run_session(
