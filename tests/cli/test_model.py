@@ -57,7 +57,9 @@ async def test_without_the_package_of_a_name_it_is_named() -> None:
 
 
 @pytest.mark.parametrize("command", ["generate", "chat", "bench", "coordinator"])
-@pytest.mark.parametrize("model", [(), ("--model", "tests.cli.talking:Talker")])
+@pytest.mark.parametrize(
+    "model", [(), ("--model", "tests.cli.talking:Talker"), ("--model", __file__)]
+)
 def test_a_context_that_no_model_would_have_is_refused(
     here: Here, command: str, model: tuple[str, ...]
 ) -> None:

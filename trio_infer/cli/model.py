@@ -51,25 +51,29 @@ def load_model(given: str | None, context: int | None, **options: int) -> Langua
     Raises:
         click.ClickException: it cannot be had.
     """
-    own = given is not None and is_import(given)
+    if given is None:
+        _refuse_context(context)
+        return None
+    if is_import(given):
+        _refuse_context(context)
+        return import_object(given, LanguageModel, "model")  # type: ignore[type-abstract]
     try:
-        is_file = given is not None and not own and _is_gguf(given)
-        if context is not None and not is_file:
-            msg = "--context is for a --model in a GGUF file"
-            raise click.UsageError(msg)
-        if given is None:
-            return None
-        if is_file:
+        if _is_gguf(given):
             if context is not None:
                 options["context_length"] = context
             return LlamaModel(given, **options)
     except OSError as error:
-        raise click.FileError(given or "", error.strerror) from None
+        raise click.FileError(given, error.strerror) from None
     except (ImportError, ValueError) as error:
         raise click.ClickException(str(error)) from None
-    if own:
-        return import_object(given, LanguageModel, "model")  # type: ignore[type-abstract]
+    _refuse_context(context)
     return _count(given)
+
+
+def _refuse_context(context: int | None) -> None:
+    if context is not None:
+        msg = "--context is for a --model in a GGUF file"
+        raise click.UsageError(msg)
 
 
 def speaks_bytes(model: LanguageModel | None) -> bool:
