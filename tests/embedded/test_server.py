@@ -420,6 +420,22 @@ async def test_what_is_no_model_is_refused_before_anything_runs(model: Any, name
             pytest.fail("opened")  # pragma: no cover
 
 
+class Wrapper:
+    """Passes everything on."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+async def test_a_model_that_passes_everything_on_to_another_is_one(alphabet: LanguageModel) -> None:
+    model: Any = Wrapper(alphabet)
+    async with open_coordinator(model=model) as coordinator:
+        assert coordinator.tokenizer.encode("a") == [97]
+
+
 @pytest.mark.parametrize("name", ["address", "dialect", "tokenizer", "adress"])
 async def test_what_clients_go_by_cannot_be_overwritten_by_mistake(
     coordinator: EmbeddedCoordinator, name: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import attrs
 import trio
@@ -17,7 +17,6 @@ from ..sockets import MEMORY_SCHEME, ROUTER, Link, check_address, network_of
 from .core import CoordinatorCore
 from .engine import DEFAULT_MAX_REQUESTS, DEFAULT_MAX_SEQUENCE_LENGTH, Engine
 from .faults import FaultInjector, Faults
-from .language_model import LanguageModel
 from .lifecycle import STEPS_TO_PAUSE, EngineState
 from .ngram import default_model
 from .serving import Serving
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from enum import Enum
 
     from ..protocol.dialect import Dialect
+    from .language_model import LanguageModel
     from .received_request import ReceivedRequest
     from .statistics import CoordinatorStatistics, RunningRequest
 
@@ -152,8 +152,13 @@ async def open_coordinator(
             await network.dispose()
 
 
+_OF_MODELS: Final = ("vocab_size", "end_token", "tokenize", "detokenize", "next_token_log_probs")
+
+
 def _check_model(model: object) -> None:
-    if model is not None and (isinstance(model, type) or not isinstance(model, LanguageModel)):
+    # From Python 3.12 on, isinstance() would not see what a model passes on to another.
+    is_whole = all(hasattr(model, name) for name in _OF_MODELS)
+    if model is not None and (isinstance(model, type) or not is_whole):
         found = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
         msg = f"model must be a LanguageModel, such as LlamaModel(path), not {found}"
         raise TypeError(msg)
