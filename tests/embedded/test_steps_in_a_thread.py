@@ -215,7 +215,7 @@ async def test_paused_while_a_step_computes_an_abort_is_heeded_when_it_goes_on(
 
 
 async def test_paused_while_a_step_computes_its_weights_are_left_alone_until_it_has(
-    model: Slow,
+    model: Slow, coordinator: EmbeddedCoordinator, client: InferenceClient
 ) -> None:
     finished: list[int] = []
 
@@ -223,7 +223,7 @@ async def test_paused_while_a_step_computes_its_weights_are_left_alone_until_it_
         await coordinator.engines_paused()
         finished.append(model.finished)
 
-    async with serving(model) as (coordinator, client), computing(model, client):
+    async with computing(model, client):
         coordinator.pause()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(change_weights)
