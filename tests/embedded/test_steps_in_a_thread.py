@@ -168,20 +168,20 @@ async def computing_beside(
 
 
 async def test_an_abort_while_a_step_computes_is_answered_with_what_there_was(
-    model: Slow, client: InferenceClient
+    model: Slow, coordinator: EmbeddedCoordinator, client: InferenceClient
 ) -> None:
     async with computing(model, client) as stream:
         model.let()
         await until(lambda: model.started == 2)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(let_once_aborted, model, client)
+            nursery.start_soon(let_once_aborted, model, coordinator)
             completion = await stream.finish_early()
         assert completion.generated_text == "b"
         assert completion.finish_reason == "abort"
 
 
-async def let_once_aborted(model: Slow, client: InferenceClient) -> None:
-    await until(lambda: client.statistics().aborting == 1)
+async def let_once_aborted(model: Slow, coordinator: EmbeddedCoordinator) -> None:
+    await until(lambda: coordinator.statistics().aborts == 1)
     model.let()
 
 
