@@ -176,6 +176,12 @@ def test_metadata_as_large_as_a_body_is_refused_though_its_bytes_may_change() ->
         CLIENT.decode([memoryview(bytearray(2**16)), BODY])
 
 
+@pytest.mark.parametrize("taken", [bytes, memoryview])
+def test_metadata_of_a_whole_memory_full_is_not_unpacked_to_be_refused(taken: Any) -> None:
+    with pytest.raises(MalformedMessage, match="metadata of 65538 bytes"):
+        CLIENT.decode([taken(b"\x92\x15" + b"\xc1" * 2**16), BODY])
+
+
 def test_partial_results_that_begin_alike_are_read_alike_and_no_others_with_them() -> None:
     codec = ClientCodec(CLIENT.dialect)
     metadata = msgpack.packb([22, 5])

@@ -24,6 +24,9 @@ MAX_METADATA_BYTES: Final = 256
 
 _PAIR: Final = 2
 
+_FINAL_BYTES: Final = 11
+"""The metadata frame of a final reply has no more: an opening of two, and the longest id."""
+
 HEAD_BYTES: Final = 32
 """Where one frame holds everything, the list's length, the number and the id are among these."""
 
@@ -144,9 +147,9 @@ class ClientCodec:
             MalformedMessage: with the id of the request if there is one that it can be laid at the
                 door of.
         """
-        opening = self._final_opening
-        if opening and len(frames) == _PAIR and bytes(frames[0][: len(opening)]) == opening:
-            request_id = unpack(frames[0][len(opening) :])  # by far the most are so
+        opening, head = self._final_opening, frames[0] if len(frames) == _PAIR else b""
+        if opening and len(head) <= _FINAL_BYTES and bytes(head[: len(opening)]) == opening:
+            request_id = unpack(head[len(opening) :])  # by far the most are so
             if is_id(request_id):
                 return _message(ServerMessage, (_FINAL, request_id, frames[1]))
         if not frames:
