@@ -29,6 +29,7 @@ _NEEDS_TRIO = """\
 The fixtures of trio_infer are for `async def` tests that run on trio. Install either
 - pytest-trio, and mark the test with pytest.mark.trio, or configure trio_mode = true; or
 - anyio, mark it with pytest.mark.anyio, and have a fixture anyio_backend that returns "trio".
+If pytest-asyncio is installed as well, leave it in its strict mode.
 """
 
 
@@ -44,7 +45,9 @@ def _trio_infer_needs_trio(request: pytest.FixtureRequest) -> None:
     plugins, test = request.config.pluginmanager, request.node
     by_trio = plugins.has_plugin("trio") and test.get_closest_marker("trio") is not None
     by_anyio = plugins.has_plugin("anyio") and "anyio_backend" in request.fixturenames
-    if by_anyio and by_trio:
+    if plugins.has_plugin("asyncio") and _asyncio_mode(request.config) == "auto":
+        found = "with pytest-asyncio in auto mode, which takes every async fixture"
+    elif by_anyio and by_trio:
         found = "both by pytest-trio and by anyio's plugin"
     elif by_anyio:
         found = f"on {request.getfixturevalue('anyio_backend_name')}"
@@ -52,6 +55,10 @@ def _trio_infer_needs_trio(request: pytest.FixtureRequest) -> None:
         found = "on trio" if by_trio else "by neither plugin"
     if found != "on trio":
         pytest.fail(f"{_NEEDS_TRIO}This test is run {found}.", pytrace=False)
+
+
+def _asyncio_mode(config: pytest.Config) -> object:
+    return config.getoption("asyncio_mode", None) or config.getini("asyncio_mode")
 
 
 @pytest.fixture

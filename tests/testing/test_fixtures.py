@@ -184,6 +184,29 @@ async def test_who_does_not_run_on_trio_is_told_what_to_install(
     assert "1 error" in result.stdout
 
 
+ASYNCIO = """
+from types import SimpleNamespace
+
+def pytest_addoption(parser, pluginmanager):
+    pluginmanager.register(SimpleNamespace(), "asyncio")
+    parser.addoption("--asyncio-mode")
+    parser.addini("asyncio_mode", "as pytest-asyncio has it", default="strict")
+"""
+
+
+@each_runner
+@pytest.mark.parametrize("auto", ["--asyncio-mode=auto", "--override-ini=asyncio_mode=auto"])
+async def test_who_has_pytest_asyncio_take_every_fixture_is_told_so(
+    project: Project, runner: str, auto: str
+) -> None:
+    project.write("conftest.py", ASYNCIO)
+    project.write("test_users.py", f"{runner}\n{WANTS}\n")
+    result = await project.run()
+    assert "1 passed" in result.stdout, result.stdout
+    result = await project.run(auto)
+    assert "This test is run with pytest-asyncio in auto mode, " in result.stdout, result.stdout
+
+
 @each_runner
 async def test_what_a_failed_test_left_is_aborted_and_the_next_one_has_its_own(
     project: Project, runner: str

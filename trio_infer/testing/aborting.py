@@ -33,6 +33,8 @@ async def assert_all_aborted(
     looks the same. ``completed`` tells them apart; so do a ``step_time`` and a budget of tokens
     that is not spent within the test. Cancelling it changes nothing.
 
+    A frozen coordinator takes nothing: thaw it first, lest what was sent meanwhile be overlooked.
+
     Args:
         coordinator: where the requests went.
         completed: how many may be decoded to the end since the coordinator was opened; None: those
