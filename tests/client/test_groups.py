@@ -401,6 +401,18 @@ async def test_outcomes_end_when_who_had_more_to_come_has_nothing(
         assert await all_of(group) == []
 
 
+async def test_who_has_more_to_come_for_a_group_that_takes_nothing_is_told_so(
+    client: InferenceClient,
+) -> None:
+    group = client.open_group()
+    with pytest.raises(LocalProtocolError, match="has not been entered"), group.keep_open():
+        pytest.fail("let in")
+    async with group:
+        pass
+    with pytest.raises(trio.ClosedResourceError), group.keep_open():
+        pytest.fail("let in")
+
+
 async def test_an_unread_outcome_occupies_max_concurrency(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:

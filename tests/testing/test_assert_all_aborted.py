@@ -182,3 +182,22 @@ async def test_a_client_is_no_coordinator(autojump_clock: Clock) -> None:
     async with opened() as (_, client):
         with pytest.raises(TypeError, match="EmbeddedCoordinator, not InferenceClient"):
             await assert_all_aborted(client)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"completed": -1}, "completed must be at least 0, not -1"),
+        ({"completed": "x"}, "completed must be an int, not str"),
+        ({"completed": True}, "completed must be an int, not bool"),
+        ({"within": -1}, "within must be at least 0 seconds, not -1"),
+    ],
+)
+async def test_what_counts_nothing_is_refused_before_anything_is_waited_for(
+    autojump_clock: Clock, arguments: dict[str, Any], complaint: str
+) -> None:
+    async with opened() as (coordinator, _):
+        began = trio.current_time()
+        with pytest.raises((TypeError, ValueError), match=complaint):
+            await assert_all_aborted(coordinator, **arguments)
+        assert trio.current_time() == began

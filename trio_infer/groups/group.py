@@ -186,8 +186,12 @@ class RequestGroup(Generic[ResultT]):
 
         For tasks that submit now and then, while others receive. They end with the block even if
         nothing was submitted.
+
+        Raises:
+            trio.ClosedResourceError: the group is closed.
+            LocalProtocolError: the group's block has not been entered.
         """
-        self._exchange.home.check()
+        self.check_open()
         self._began = True
         with self._more_to_come():
             yield

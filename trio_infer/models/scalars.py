@@ -67,15 +67,15 @@ def to_int(value: object, name: str, *, most: int = INT64_MAX) -> int:
     return number
 
 
-def to_count(value: object, name: str) -> int:
-    """How many there are, from 1 on.
+def to_count(value: object, name: str, *, least: int = 1) -> int:
+    """How many there are, from 1 on, or another number.
 
     Raises:
         TypeError, ValueError: as `to_int` does, and for less.
     """
     count = to_int(value, name)
-    if count < 1:
-        msg = f"{name} must be at least 1, not {value}"
+    if count < least:
+        msg = f"{name} must be at least {least}, not {value}"
         raise ValueError(msg)
     return count
 

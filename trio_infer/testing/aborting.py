@@ -9,6 +9,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from ..embedded import EmbeddedCoordinator
+from ..models.scalars import to_count, to_seconds
 
 if TYPE_CHECKING:
     from ..embedded import ReceivedRequest
@@ -44,20 +45,23 @@ async def assert_all_aborted(
     Raises:
         AssertionError: not all were aborted. It says which, how long ago they came, and how many
             tokens were generated for them.
-        TypeError: this is no embedded coordinator.
+        TypeError, ValueError: for a wrong argument.
     """
     __tracebackhide__ = True
     _check(coordinator)
+    patience = to_seconds(within, "within")
     known = coordinator.requests if completed is None else ()
-    allowed = _decoded(coordinator) if completed is None else completed
-    with trio.move_on_after(within):
+    allowed = (
+        _decoded(coordinator) if completed is None else to_count(completed, "completed", least=0)
+    )
+    with trio.move_on_after(patience):
         await wait_all_tasks_blocked(_ARRIVAL)
         await coordinator.wait_until(lambda: _is_quiet(coordinator))
     going_on, decoded = _going_on(coordinator), _decoded(coordinator)
     complaints = []
     if going_on:
         frozen = ", and the coordinator is frozen" if coordinator.frozen else ""
-        complaints += [f"not aborted within {within:g} s{frozen}:", *map(_told, going_on)]
+        complaints += [f"not aborted within {patience:g} s{frozen}:", *map(_told, going_on)]
     if decoded > allowed:
         complete = [each for each in coordinator.requests if each.state == "completed"]
         complaints += [f"decoded to the end: {decoded}, where {allowed} may be"]
