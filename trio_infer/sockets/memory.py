@@ -177,10 +177,11 @@ class MemorySocket(Draining):
             for peer, _ in self._peers.values():
                 peer.note(LinkEvent.UP)
 
+    def _has_arrival(self) -> bool:
+        return bool(self._inbox) and not self._closed and self.frozen_since is None
+
     def _receive(self) -> Frames | None:
-        if self._closed or self.frozen_since is not None or not self._inbox:
-            return None
-        return self._inbox.popleft()
+        return self._inbox.popleft() if self._has_arrival() else None
 
     async def _wait_arrival(self) -> None:
         await self._woken.wait()

@@ -32,7 +32,6 @@ MAX_FRAMES: Final = 64
 
 NOBLOCK: Final = int(zmq.NOBLOCK)
 MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
-POLLIN: Final = int(zmq.POLLIN)
 
 SKIPPED_AT_ONCE: Final = 256
 """So many of the frames behind them are thrown away before other tasks may have their turn."""
@@ -86,6 +85,7 @@ class ZmqSocket(Draining):
         )
         self._receive_frame = super(zmq.Socket, self._zmq).recv
         self._fd = int(self._zmq.get(zmq.FD))
+        self._readable = [(self._zmq, int(zmq.POLLIN))]
         self._monitor: zmq.Socket[bytes] | None = None
         self._bound: str | None = None
 
@@ -158,14 +158,21 @@ class ZmqSocket(Draining):
             if self._parked:
                 self._look()
 
-    async def _wait_arrival(self) -> None:  # noqa: ASYNC910 - woken by hand is woken
-        self._parked, self._looked = True, False
-        try:
-            await trio.lowlevel.wait_readable(self._fd)
-        except trio.ClosedResourceError:
-            pass  # woken by hand: an edge may have been missed
-        finally:
-            self._parked = False
+    async def _wait_arrival(self) -> None:
+        while True:
+            self._parked, self._looked = True, False
+            try:
+                await trio.lowlevel.wait_readable(self._fd)
+            except trio.ClosedResourceError:  # woken by hand: an edge may have been missed
+                if self._closed or self._has_arrival():
+                    return
+            else:
+                return
+            finally:
+                self._parked = False
+
+    def _has_arrival(self) -> bool:
+        return not self._closed and bool(zmq.zmq_poll(self._readable, 0))
 
     def _receive(self) -> Frames | None:
         """The next message, or None. Of one with too many frames the first ones."""
@@ -273,7 +280,7 @@ class ZmqSocket(Draining):
         costs as much as a message, and where there are two there may be thousands.
         """
         if self._parked:
-            if self._looked or int(self._zmq.get(zmq.EVENTS)) & POLLIN:
+            if self._looked or self._has_arrival():
                 self._parked = False
                 trio.lowlevel.notify_closing(self._fd)
             self._looked = True
