@@ -12,7 +12,6 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.peers import ScriptedCoordinator, scripted_coordinator
 from tests.waiting import until
 from trio_infer import (
     Completion,
@@ -30,7 +29,9 @@ from trio_infer import (
 from trio_infer.embedded import open_coordinator
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
+
+    from tests.peers import ScriptedCoordinator
 
 PARAMS = SamplingParams(num_tokens_to_generate=10, top_k=3, stop_words=["x"], extra={"new": 1})
 
@@ -180,15 +181,8 @@ def test_what_is_no_such_thing_is_a_type_error(arguments: Any, expected: str) ->
 
 
 @pytest.fixture
-async def coordinator() -> AsyncIterator[ScriptedCoordinator]:
-    async with scripted_coordinator("memory://*") as coordinator:
-        yield coordinator
-
-
-@pytest.fixture
-async def client(coordinator: ScriptedCoordinator) -> AsyncIterator[InferenceClient]:
-    async with open_client(coordinator.address) as client:
-        yield client
+def bind() -> str:
+    return "memory://*"
 
 
 def go_on(stream: CompletionStream[Any]) -> GenerateRequest:

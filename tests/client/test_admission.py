@@ -38,10 +38,8 @@ WITHOUT_ABORT = pytest.mark.parametrize("dialect", ["0.19", "0.18"])
 
 
 @pytest.fixture
-async def coordinator() -> AsyncIterator[ScriptedCoordinator]:
-    async with scripted_coordinator("memory://*") as coordinator:
-        yield coordinator
-        assert coordinator.unroutable == 0, "the real coordinator would have crashed"
+def bind() -> str:
+    return "memory://*"
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ from trio_infer.protocol.preparation import HEAVY_BYTES
 from trio_infer.telemetry import LoggingInstrument
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
 
 Clock = trio.testing.MockClock
 
@@ -113,9 +113,8 @@ def counted(client: InferenceClient[Any]) -> tuple[int, ...]:
 
 
 @pytest.fixture
-async def coordinator(autojump_clock: Clock) -> AsyncIterator[ScriptedCoordinator]:
-    async with scripted_coordinator(MEMORY) as coordinator:
-        yield coordinator
+def bind(autojump_clock: Clock) -> str:
+    return MEMORY
 
 
 @pytest.fixture
