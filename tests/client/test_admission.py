@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from tests.peers import Received, ScriptedCoordinator, scripted_coordinator
-from tests.waiting import until
+from tests.waiting import disconnected, settled, until
 from trio_infer import (
     ConnectionLost,
     GenerateRequest,
@@ -55,10 +55,6 @@ def check_nothing_is_promised(client: InferenceClient) -> None:
     assert (statistics.in_flight, statistics.waiting) == (0, 0)
     assert client._exchange._admission._promised == 0
     assert client._exchange._admission.waiting == 0
-
-
-async def settled(client: InferenceClient) -> None:
-    await until(lambda: not client.statistics().aborting)
 
 
 # The ways to submit, each of which ends once it is answered
@@ -394,7 +390,7 @@ async def test_who_has_its_turn_and_gives_up_waiting_for_the_connection_passes_i
     async with scripted_coordinator("memory://here") as first:
         async with open_client(first.address, max_in_flight=1) as client:
             first.close()
-            await until(lambda: not client._exchange._transport.is_up)
+            await disconnected(client)
             async with trio.open_nursery() as nursery:
                 with trio.move_on_after(10):
                     nursery.start_soon(generates, client, "stays ")

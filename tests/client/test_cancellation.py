@@ -13,7 +13,7 @@ import trio.lowlevel
 import trio.testing
 
 from tests.peers import ScriptedCoordinator, free_address, scripted_coordinator
-from tests.waiting import until
+from tests.waiting import settled, until
 from trio_infer import (
     Completion,
     CompletionStream,
@@ -33,13 +33,6 @@ if TYPE_CHECKING:
     from trio_infer.protocol.packing import Frames
 
 LONG = SamplingParams(num_tokens_to_generate=100_000)
-
-
-async def settled(client: InferenceClient) -> None:
-    """Waits until the coordinator owes nothing any more, and so has seen all that was sent."""
-    while client.statistics().aborting:
-        await trio.testing.wait_all_tasks_blocked()
-        await trio.lowlevel.checkpoint()
 
 
 class Stop(Exception):

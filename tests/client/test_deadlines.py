@@ -14,7 +14,7 @@ import trio.testing
 from tests.books import check_books
 from tests.peers import Received, ScriptedCoordinator, scripted_coordinator
 from tests.stepping import Moment, run_at_each_step
-from tests.waiting import until
+from tests.waiting import disconnected, settled
 from trio_infer import (
     DIALECTS,
     Completion,
@@ -196,7 +196,7 @@ async def test_after_the_grace_the_completion_is_made_of_the_deltas_and_says_so(
     )
     assert counted(client, "in_flight", "aborting", "aborted", "completed") == (0, 1, 1, 0)
     coordinator.reply(submission, [1, 2, 3, 4])
-    await until(lambda: not client.statistics().aborting)
+    await settled(client)
     assert counted(client, "aborted", "completed", "discarded", "malformed") == (1, 0, 0, 0)
     assert coordinator.of(Kind.ABORT_REQUEST) == [submission.id]
 
@@ -246,7 +246,7 @@ async def test_without_grace_the_deltas_are_taken_at_the_deadline(
     assert asked.took == pytest.approx(5, abs=0.01)
     assert deltas_alone(completion)
     assert completion.generated_tokens == [1]
-    await until(lambda: not client.statistics().aborting)
+    await settled(client)
     assert coordinator.of(Kind.ABORT_REQUEST) == [submission.id]
 
 
@@ -399,7 +399,7 @@ async def test_without_a_connection_by_the_deadline_nothing_is_sent(
 ) -> None:
     async with scripted_coordinator("memory://here") as first, open_client(first.address) as client:
         first.close()
-        await until(lambda: not client._exchange._transport.is_up)
+        await disconnected(client)
         asked = ask(nursery, client, 5.0)
         with pytest.raises(trio.TooSlowError):
             await asked.result()
@@ -452,7 +452,7 @@ async def test_where_nothing_can_be_aborted_the_deltas_are_taken_at_the_deadline
             assert completion.generated_tokens == [1, 2]
             assert counted(client, "aborted", "aborting") == (1, 1)
             coordinator.reply(submission, [1, 2, 3])
-            await until(lambda: not client.statistics().aborting)
+            await settled(client)
             assert counted(client, "completed", "discarded") == (0, 0)
         assert coordinator.kinds == [Kind.SUBMIT_REQUEST]
 
@@ -719,7 +719,7 @@ async def rehearse(
             await moment.cancel(use)
             statistics = client.statistics()
             assert (statistics.in_flight, statistics.waiting) == (0, 0)
-            await until(lambda: not client.statistics().aborting)
+            await settled(client)
         check_books(client)
         aborts = coordinator.of(Kind.ABORT_REQUEST)
         assert len(aborts) == len(set(aborts)) == statistics.aborted
@@ -768,7 +768,7 @@ async def test_paused_engines_cost_the_grace_and_no_token(autojump_clock: Clock)
                 coordinator.unpause()
             assert deltas_alone(completion)
             assert len(completion.generated_tokens) == 5
-            await until(lambda: not client.statistics().aborting)
+            await settled(client)
         assert coordinator.statistics().aborts == 1
 
 

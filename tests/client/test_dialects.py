@@ -11,7 +11,7 @@ import trio
 from tests.naming import named
 from tests.peers import scripted_coordinator
 from tests.vector_files import read_json
-from tests.waiting import until
+from tests.waiting import settled, until
 from trio_infer import (
     PrefixCachingCoordinatorPolicy,
     RemoteProtocolError,
@@ -220,7 +220,7 @@ async def test_a_request_that_is_left_sends_nothing_and_its_late_reply_is_droppe
             statistics = client.statistics()
             assert (statistics.aborted, statistics.aborting, statistics.in_flight) == (1, 1, 0)
             coordinator.reply(request, [1, 2])
-            await until(lambda: client.statistics().aborting == 0)
+            await settled(client)
             assert client.statistics().discarded == 0
             assert stream.tokens == []
         assert [received.kind for received in coordinator.log] == [Kind.SUBMIT_REQUEST]

@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from tests.peers import ScriptedCoordinator, free_address, scripted_coordinator
-from tests.waiting import until
+from tests.waiting import disconnected, until
 from trio_infer import (
     ConnectionLost,
     EngineControl,
@@ -143,7 +143,7 @@ async def test_without_a_connection_a_signal_raises(
     coordinator: ScriptedCoordinator, client: InferenceClient, kind: Kind
 ) -> None:
     coordinator.close()
-    await until(lambda: not client._exchange._transport.is_up)
+    await disconnected(client)
     call = partial(CALLS[kind], client.engines) if kind in CALLS else client.shutdown_coordinator
     with pytest.raises(ConnectionLost, match="no connection to tcp:"):
         call()
@@ -609,7 +609,7 @@ async def test_an_unpause_that_is_owed_goes_out_before_any_request() -> None:
         async with client.engines.paused(confirm=nothing, epoch=9):
             await coordinator.next(Kind.PAUSE)
             coordinator.close()
-            await until(lambda: not client._exchange._transport.is_up)
+            await disconnected(client)
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(client.generate, "hi")
@@ -629,7 +629,7 @@ async def test_an_unpause_that_is_owed_is_owed_until_it_is_sent_and_sent_once() 
     ):
         async with client.engines.paused(confirm=nothing):
             coordinator.close()
-            await until(lambda: not client._exchange._transport.is_up)
+            await disconnected(client)
         client._exchange.on_up()  # as of a connection that breaks as it comes up
         async with scripted_coordinator(address) as successor:
             await successor.next(Kind.UNPAUSE)
@@ -641,7 +641,7 @@ async def test_without_a_connection_no_block_is_entered(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:
     coordinator.close()
-    await until(lambda: not client._exchange._transport.is_up)
+    await disconnected(client)
     with pytest.raises(ConnectionLost):
         async with client.engines.paused(confirm=nothing):
             pytest.fail("entered")
@@ -753,7 +753,7 @@ async def test_no_inner_suspended_block_is_entered_without_a_client_or_a_connect
                 await client.aclose()
             else:
                 coordinator.close()
-                await until(lambda: not client._exchange._transport.is_up)
+                await disconnected(client)
             with pytest.raises((ConnectionLost, trio.ClosedResourceError)):
                 async with engines.suspended(confirm=nothing):
                     pytest.fail("entered")
@@ -765,7 +765,7 @@ async def test_an_unpause_still_owed_when_the_client_is_left_is_told(
     async with open_client(coordinator.address, close_timeout=0.05) as client:
         async with client.engines.paused(confirm=nothing):
             coordinator.close()
-            await until(lambda: not client._exchange._transport.is_up)
+            await disconnected(client)
     assert "UNPAUSE was not sent" in caplog.text
 
 

@@ -20,7 +20,7 @@ import trio.testing
 from tests.echoing import HELD, echo
 from tests.peers import Received, ScriptedCoordinator, finished, scripted_coordinator
 from tests.stepping import Moment, run_at_each_step
-from tests.waiting import until
+from tests.waiting import disconnected, settled, until
 from trio_infer import (
     Completion,
     ConnectionLost,
@@ -72,10 +72,6 @@ def arrive(client: InferenceClient) -> None:
     assert connection is not None
     while not connection.socket.drain(connection.deliver):
         pass  # it stops after some milliseconds, for others' sake
-
-
-async def settled(client: InferenceClient) -> None:
-    await until(lambda: not client.statistics().aborting)
 
 
 async def all_of(group: Group) -> list[Outcome[Completion]]:
@@ -542,7 +538,7 @@ async def test_who_tries_again_to_submit_a_large_request_need_not_wait_for_its_p
     monkeypatch.setattr(preparation, "pack", pack)
     async with client.open_group() as group:
         coordinator.close()
-        await until(lambda: not client._exchange._transport.is_up)
+        await disconnected(client)
         for _ in range(3):
             with pytest.raises(trio.WouldBlock):
                 group.submit_nowait(asked("x" * HEAVY_BYTES))

@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from tests.peers import Received, ScriptedCoordinator, free_address, scripted_coordinator
-from tests.waiting import until
+from tests.waiting import disconnected, settled, until
 from trio_infer import (
     ConnectionLost,
     InferenceClient,
@@ -67,14 +67,12 @@ class Prefilling:
         return self.scope.cancelled_caught or self.error is not None
 
 
-async def settled(coordinator: ScriptedCoordinator, client: InferenceClient) -> list[Received]:
-    """What has come so far, certainly, behind the submission."""
+async def sent(coordinator: ScriptedCoordinator, client: InferenceClient) -> list[Received]:
+    """What has come so far beside submissions, certainly: a last message is waited for."""
     client.engines.start_cuda_profiler()
     await coordinator.next(Kind.START_CUDA_PROFILER)
-    return [r for r in coordinator.log if r.kind not in (Kind.SUBMIT_REQUEST, *PROFILER)]
-
-
-PROFILER = (Kind.START_CUDA_PROFILER,)
+    others = (Kind.SUBMIT_REQUEST, Kind.START_CUDA_PROFILER)
+    return [received for received in coordinator.log if received.kind not in others]
 
 
 @asynccontextmanager
@@ -138,10 +136,10 @@ async def test_the_blocks_are_released_when_the_block_ends(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:
     async with handed_over(coordinator, client) as prefilling:
-        assert await settled(coordinator, client) == []
+        assert await sent(coordinator, client) == []
         prefilling.scope.cancel()
         await until(lambda: prefilling.is_over)
-        (release,) = await settled(coordinator, client)
+        (release,) = await sent(coordinator, client)
     assert (release.kind, release.id) == (Kind.RELEASE_KV, 77)
     assert client.statistics().unreleased == 0
 
@@ -171,7 +169,7 @@ async def test_however_the_block_ends_the_blocks_are_released_once(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(run)
         coordinator.reply(await coordinator.submission(), [9], **pinned())
-    assert releases(await settled(coordinator, client)) == [77]
+    assert releases(await sent(coordinator, client)) == [77]
 
 
 async def test_a_block_is_entered_once(
@@ -188,7 +186,7 @@ async def test_a_block_is_entered_once(
             with pytest.raises(LocalProtocolError, match="entered once"):
                 async with prefill:
                     pytest.fail("entered")
-    assert releases(await settled(coordinator, client)) == [77]
+    assert releases(await sent(coordinator, client)) == [77]
     assert client._exchange._scopes == 0
 
 
@@ -202,7 +200,7 @@ async def test_in_a_cancelled_scope_nothing_is_sent(
         scope.cancel()
         async with client.prefill(PROMPT):
             pytest.fail("entered")
-    assert await settled(coordinator, client) == []
+    assert await sent(coordinator, client) == []
     assert client.statistics().submitted == 0
 
 
@@ -217,7 +215,7 @@ async def test_a_prefill_that_is_left_is_aborted_and_what_its_reply_brings_relea
         prefilling.scope.cancel()
     abort = await coordinator.abort()
     assert abort.id == request.id
-    assert await settled(coordinator, client) == [abort]
+    assert await sent(coordinator, client) == [abort]
     coordinator.reply(request, [9], **pinned(5))
     release = await coordinator.next(Kind.RELEASE_KV)
     assert release.id == 5
@@ -236,8 +234,8 @@ async def test_where_the_reply_brings_nothing_nothing_is_released(
         request = await coordinator.submission()
         prefilling.scope.cancel()
     coordinator.reply(request, [9], **fields)
-    await until(lambda: client.statistics().aborting == 0)
-    assert releases(await settled(coordinator, client)) == []
+    await settled(client)
+    assert releases(await sent(coordinator, client)) == []
     assert client.statistics().malformed == 0
 
 
@@ -271,7 +269,7 @@ async def test_a_reply_that_comes_as_the_prefill_is_cancelled_is_released_and_no
         exchange._transport._current.listener = _Ear(exchange, cancelling)  # type: ignore[union-attr]
         coordinator.reply(request, [9], **pinned(5))
     assert prefilling.scope.cancelled_caught
-    assert releases(await settled(coordinator, client)) == [5]
+    assert releases(await sent(coordinator, client)) == [5]
     assert Kind.ABORT_REQUEST not in coordinator.kinds
     assert client.statistics().completed == 1
 
@@ -294,7 +292,7 @@ async def test_a_reply_that_waits_unread_when_the_prefill_is_cancelled_is_releas
         coordinator.reply(request, [9], **pinned(5))
     assert prefilling.scope.cancelled_caught
     assert prefilling.handoff is None
-    assert releases(await settled(coordinator, client)) == [5]
+    assert releases(await sent(coordinator, client)) == [5]
     assert Kind.ABORT_REQUEST not in coordinator.kinds
     assert client.statistics().completed == 1
 
@@ -322,7 +320,7 @@ async def test_a_prefill_without_a_handle_says_why(
         nursery.start_soon(prefilling.run)
         coordinator.reply(await coordinator.submission(), [9], **fields)
     assert type(prefilling.error) is expected
-    assert await settled(coordinator, client) == []
+    assert await sent(coordinator, client) == []
     assert client._exchange._scopes == 0
 
 
@@ -356,7 +354,7 @@ async def test_a_handoff_of_an_earlier_connection_is_never_released_but_counted(
                 assert client.statistics().unreleased == 1
                 prefilling.scope.cancel()
                 await until(lambda: prefilling.is_over)
-                assert await settled(successor, client) == []
+                assert await sent(successor, client) == []
                 assert client.statistics().unreleased == 1
 
 
@@ -372,7 +370,7 @@ async def test_a_handoff_of_a_later_connection_is_released_like_one_of_the_first
             async with handed_over(successor, client) as prefilling:
                 prefilling.scope.cancel()
                 await until(lambda: prefilling.is_over)
-            assert releases(await settled(successor, client)) == [77]
+            assert releases(await sent(successor, client)) == [77]
     assert client.statistics().unreleased == 0
 
 
@@ -386,12 +384,12 @@ async def test_a_handoff_whose_block_ends_while_there_is_no_connection_is_not_re
     ):
         async with handed_over(coordinator, client) as prefilling:
             coordinator.close()
-            await until(lambda: not client._exchange._transport.is_up)
+            await disconnected(client)
             prefilling.scope.cancel()
             await until(lambda: prefilling.is_over)
         async with scripted_coordinator(address) as successor:
             await until(lambda: client.statistics().connections == 2)
-            assert await settled(successor, client) == []
+            assert await sent(successor, client) == []
     assert client.statistics().unreleased == 1
 
 
@@ -413,7 +411,7 @@ async def test_a_release_that_finds_the_connection_broken_is_counted_as_none(
                     client.release_handoff(handoff.request_id)
     await until(lambda: client.statistics().connections == 2)
     assert client.statistics().unreleased == 1
-    assert releases(await settled(coordinator, client)) == []
+    assert releases(await sent(coordinator, client)) == []
 
 
 async def test_a_connection_that_is_lost_before_the_reply_is_told(
@@ -442,7 +440,7 @@ async def test_a_reply_read_after_its_connection_was_lost_brings_nothing_to_rele
         assert signals.unreleased == 2
         signals.release(first)
         signals.release(second)
-        assert await settled(coordinator, client) == []
+        assert await sent(coordinator, client) == []
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
@@ -465,7 +463,7 @@ async def test_a_reply_whose_connection_is_gone_before_it_is_read_is_counted_and
         coordinator.reply(request, [9], **pinned(5))
         await until(lambda: client.statistics().unreleased == 1)
         nursery.cancel_scope.cancel()
-    assert releases(await settled(coordinator, client)) == []
+    assert releases(await sent(coordinator, client)) == []
     assert client.statistics().unreleased == 1
 
 
@@ -489,7 +487,7 @@ async def test_what_its_block_has_released_is_not_released_again_by_leaving(
         async with handed_over(coordinator, client) as prefilling:
             prefilling.scope.cancel()
             await until(lambda: prefilling.is_over)
-        assert releases(await settled(coordinator, client)) == [77]
+        assert releases(await sent(coordinator, client)) == [77]
     assert client.statistics().unreleased == 0, "it was held to the end of the connection"
 
 
@@ -559,7 +557,7 @@ async def test_what_was_released_by_hand_is_not_released_again(
         client.release_handoff(77)
         prefilling.scope.cancel()
         await until(lambda: prefilling.is_over)
-        assert releases(await settled(coordinator, client)) == [77]
+        assert releases(await sent(coordinator, client)) == [77]
 
 
 @pytest.mark.parametrize(
@@ -576,7 +574,7 @@ async def test_by_hand_nothing_can_be_released_without_a_connection_or_a_client(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:
     coordinator.close()
-    await until(lambda: not client._exchange._transport.is_up)
+    await disconnected(client)
     with pytest.raises(ConnectionLost):
         client.release_handoff(7)
     await client.aclose()
@@ -632,7 +630,7 @@ async def test_a_prefill_cancelled_at_any_moment_leaves_nothing_pinned(changes: 
                             scope.cancel()
                         await trio.sleep_forever()
         phases |= {"left"} if client.statistics().aborted else set()
-        await until(lambda: client.statistics().aborting == 0)
+        await settled(client)
         await coordinator.wait_until(lambda: not coordinator.pinned)
         assert client.statistics().unreleased == 0
     assert coordinator.statistics().unroutable == 0
@@ -669,10 +667,10 @@ async def test_a_block_of_an_earlier_connection_releases_nobody_elses_handoff() 
             async with handed_over(successor, client) as second:
                 first.scope.cancel()
                 await until(lambda: first.is_over)
-                assert releases(await settled(successor, client)) == []
+                assert releases(await sent(successor, client)) == []
                 second.scope.cancel()
                 await until(lambda: second.is_over)
-                assert releases(await settled(successor, client)) == [77]
+                assert releases(await sent(successor, client)) == [77]
                 assert client.statistics().unreleased == 1
 
 
@@ -691,8 +689,8 @@ async def test_what_the_final_reply_brings_after_a_broken_partial_is_released(
     assert isinstance(prefilling.error, RemoteProtocolError)
     await coordinator.abort()
     coordinator.reply(request, [9], **pinned(5))
-    await until(lambda: client.statistics().aborting == 0)
-    assert releases(await settled(coordinator, client)) == [5]
+    await settled(client)
+    assert releases(await sent(coordinator, client)) == [5]
 
 
 @pytest.mark.parametrize("fields", [{"status": "FAILED"}, {"generated_text": 7}], ids=str)
@@ -703,7 +701,7 @@ async def test_a_handle_beside_a_failure_or_nonsense_is_released(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(prefilling.run)
         coordinator.reply(await coordinator.submission(), [9], **fields, **pinned(5))
-    assert releases(await settled(coordinator, client)) == [5]
+    assert releases(await sent(coordinator, client)) == [5]
 
 
 async def test_a_handle_with_a_number_that_is_none_sends_nothing(

@@ -10,7 +10,7 @@ import trio
 import trio.lowlevel
 
 from tests.peers import ScriptedCoordinator, finished, scripted_coordinator
-from tests.waiting import until
+from tests.waiting import settled, until
 from trio_infer import InferenceClient, RemoteProtocolError, SamplingParams, open_client, reception
 from trio_infer.protocol.dialect import Dialect, Kind
 from trio_infer.protocol.dialects import DIALECTS
@@ -256,7 +256,7 @@ async def test_partials_without_end_that_nobody_reads_fail_their_request_at_a_li
             await flooded.receive()
         coordinator.reply(other_submission, [1, 2])
         assert (await other.result()).generated_tokens == [1, 2]
-    await until(lambda: client.statistics().aborting == 0)
+    await settled(client)
     books = client.statistics()
     assert (books.failed, books.completed, books.aborted, books.malformed) == (1, 1, 0, 1)
 

@@ -21,7 +21,7 @@ import trio.testing
 
 from tests.peers import Received, ScriptedCoordinator, scripted_coordinator
 from tests.stepping import Moment, run_at_each_step
-from tests.waiting import until
+from tests.waiting import settled, until
 from trio_infer import (
     Completion,
     CompletionStream,
@@ -268,7 +268,7 @@ def test_a_request_cancelled_at_any_step_is_told_of_once(ask: Any) -> None:
             open_client(coordinator.address, instruments=[recorder]) as client,
         ):
             await moment.cancel(partial(ask, client, SHORT))
-            await until(lambda: not client.statistics().aborting)
+            await settled(client)
             recorder.check()
             assert recorder.counts() == counted(client)
         aborted += len(recorder.of("request_aborted"))

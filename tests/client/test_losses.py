@@ -24,7 +24,7 @@ from tests.peers import ScriptedCoordinator, free_address, scripted_coordinator
 from tests.programs import started
 from tests.relay import Relay
 from tests.strangers import hang_up, listener, nobody, one_that_never_acks, stay_silent
-from tests.waiting import until
+from tests.waiting import disconnected, until
 from trio_infer import ConnectionLost, InferenceClient, SamplingParams, open_client
 from trio_infer import transport as transport_module
 from trio_infer.embedded import open_coordinator
@@ -340,7 +340,7 @@ async def test_a_client_whose_coordinator_is_away_sleeps_between_its_attempts(
         trio.open_nursery() as nursery,
     ):
         coordinator.close()
-        await until(lambda: not client._exchange._transport.is_up)
+        await disconnected(client)
         for _ in range(200):
             nursery.start_soon(client.generate, "waits")
         await until(lambda: client.statistics().waiting == 200)

@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.lowlevel
 
-from tests.waiting import until
+from tests.waiting import settled
 from trio_infer import (
     CompletionStream,
     InferenceClient,
@@ -140,7 +140,7 @@ async def test_cancelling_many_at_random_moments_leaves_nothing_running(
             nursery.start_soon(rng.choice([generate, stream]), rng.randrange(200))
     assert len(ended) == 1000
     await coordinator.wait_until(lambda: not coordinator.running)
-    await until(lambda: not client.statistics().aborting)
+    await settled(client)
     statistics = client.statistics()
     assert statistics.in_flight == statistics.waiting == statistics.lost == statistics.failed == 0
     assert statistics.submitted == statistics.completed + statistics.aborted

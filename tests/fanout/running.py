@@ -10,7 +10,6 @@ import trio
 
 from tests.echoing import echo
 from tests.peers import scripted_coordinator
-from tests.waiting import until
 from trio_infer import GenerateRequest, InferenceClient, open_client
 from trio_infer.background import running_behind
 from trio_infer.protocol.dialect import Kind
@@ -27,7 +26,6 @@ __all__ = [
     "aborted",
     "asking",
     "running_client",
-    "settled",
     "submissions",
 ]
 
@@ -51,11 +49,6 @@ def asking(*prompts: str) -> list[GenerateRequest]:
 async def submissions(coordinator: ScriptedCoordinator, number: int) -> list[Received]:
     """The next ones, waited for."""
     return [await coordinator.submission() for _ in range(number)]
-
-
-async def settled(client: InferenceClient) -> None:
-    """Waits until the coordinator has seen all aborts."""
-    await until(lambda: not client.statistics().aborting)
 
 
 def aborted(coordinator: ScriptedCoordinator) -> list[int]:

@@ -18,7 +18,7 @@ import trio
 import trio.lowlevel
 
 from tests.stepping import Moment, run_at_each_step
-from tests.waiting import until
+from tests.waiting import settled, until
 from trio_infer import (
     Completion,
     GenerateRequest,
@@ -298,7 +298,7 @@ class Rehearsal:
             # No checkpoint in between: what holds now holds before control moves on.
             assert client.statistics().in_flight == client.statistics().waiting == 0
             assert trio.lowlevel.current_statistics().tasks_living == before
-            await until(lambda: not client.statistics().aborting)
+            await settled(client)
             await until(lambda: aborts(coordinator) >= client.statistics().aborted)
             await gather(client, REQUESTS)  # it is as good as new
             self._check_counters(client, coordinator)

@@ -20,11 +20,10 @@ from tests.fanout.running import (
     aborted,
     asking,
     running_client,
-    settled,
     submissions,
 )
 from tests.scheduling import scheduled_by
-from tests.waiting import until
+from tests.waiting import settled, until
 from trio_infer import (
     Completion,
     ConnectionLost,

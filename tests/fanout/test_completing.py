@@ -15,7 +15,8 @@ import trio
 import trio.testing
 
 from tests.echoing import echo
-from tests.fanout.running import EITHER_WAY, ERROR, asking, running_client, settled, submissions
+from tests.fanout.running import EITHER_WAY, ERROR, asking, running_client, submissions
+from tests.waiting import settled
 from trio_infer import (
     ConnectionLost,
     GenerateRequest,

@@ -18,10 +18,10 @@ from tests.fanout.running import (
     aborted,
     asking,
     running_client,
-    settled,
     submissions,
 )
 from tests.peers import ScriptedCoordinator, scripted_coordinator
+from tests.waiting import settled
 from trio_infer import (
     ConnectionLost,
     GenerateRequest,

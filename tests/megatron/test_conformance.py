@@ -19,7 +19,7 @@ import trio
 from megatron.core.inference.sampling_params import SamplingParams as TheirSamplingParams
 
 from tests.megatron.engines import RegisteredEngine, registered_engine
-from tests.waiting import until
+from tests.waiting import disconnected, settled, until
 from trio_infer import (
     DIALECTS,
     ConnectionLost,
@@ -180,7 +180,7 @@ async def test_a_request_that_cannot_be_aborted_does_it_no_harm(
             scope.cancel()
             await stream.receive()
     assert client.statistics().aborting == 1
-    await until(lambda: client.statistics().aborting == 0)
+    await settled(client)
     assert (await client.generate("hi", greedy())).status == "COMPLETED"
     assert coordinator.lives
 
@@ -261,7 +261,7 @@ async def test_engines_that_are_stopped_are_stopped(
 async def test_a_shutdown_ends_it(coordinator: Coordinator) -> None:
     async with open_client(coordinator.address, dialect=DIALECT, close_timeout=1) as client:
         client.shutdown_coordinator()
-        await until(lambda: not client._exchange._transport.is_up)
+        await disconnected(client)
         await coordinator.process.wait()
         with pytest.raises(ConnectionLost):
             client.shutdown_coordinator()

@@ -17,7 +17,7 @@ import trio
 from tests.books import check_books
 from tests.soak.belongings import Belongings, take_stock
 from tests.soak.serve import Peer, peer_process
-from tests.waiting import until
+from tests.waiting import settled
 from trio_infer import InferenceClient, RequestFailed, SamplingParams, open_client
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ async def soak(requests: int, seed: int, *, intervals: int, at_once: int) -> Rep
                 await make_batch(client, rng, report, at_once)
             passed += _counted(await leave_in_the_midst(peer.address, rng, report, at_once))
             with trio.fail_after(60):
-                await until(lambda: not client.statistics().aborting)
+                await settled(client)
             report.statistics = passed + _counted(client)
             now = [await take_stock(), await _ask(peer, report)]
             if interval <= WARM_UP:
