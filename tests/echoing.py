@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,14 +13,16 @@ import trio
 
 from tests.peers import ScriptedCoordinator
 from tests.programs import started
+from trio_infer.background import running_behind
 from trio_infer.sockets import DEALER, ROUTER, Link, ZmqSocket, make_context
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+    from contextlib import AbstractAsyncContextManager
 
     from tests.programs import Program
 
-__all__ = ["HELD", "echo", "echoing_process"]
+__all__ = ["HELD", "echoing", "echoing_process"]
 
 HELD = "held"
 """How a prompt begins that is never answered in full."""
@@ -41,6 +44,11 @@ async def echo(
             coordinator.partial(submission, list(prompt.encode()))
         if not prompt.startswith(HELD):
             coordinator.reply(submission, list(prompt.encode()))
+
+
+def echoing(coordinator: ScriptedCoordinator) -> AbstractAsyncContextManager[None]:
+    """Lets it echo for the length of the block."""
+    return running_behind(partial(echo, coordinator))
 
 
 @asynccontextmanager

@@ -17,7 +17,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.echoing import HELD, echo
+from tests.echoing import HELD, echoing
 from tests.peers import Received, ScriptedCoordinator, finished, scripted_coordinator
 from tests.stepping import Moment, run_at_each_step
 from tests.waiting import disconnected, settled, until
@@ -35,7 +35,6 @@ from trio_infer import (
     UnsupportedByDialect,
     open_client,
 )
-from trio_infer.background import running_behind
 from trio_infer.embedded import Faults, open_coordinator
 from trio_infer.groups.member import Member
 from trio_infer.groups.outcomes import TOLERATED_UNWANTED
@@ -318,13 +317,11 @@ async def test_a_worker_that_submits_what_its_outcome_begets_keeps_the_others_at
             if depth < 8:
                 await group.submit(asked("x" * (depth + 1)))
 
-    async with trio.open_nursery() as answering:
-        answering.start_soon(echo, coordinator)
+    async with echoing(coordinator):
         async with client.open_group() as group, trio.open_nursery() as nursery:
             await group.submit(asked("x"))
             for worker in range(3):
                 nursery.start_soon(work, worker)
-        answering.cancel_scope.cancel()
     assert seen.total() == 8
     assert len(seen) > 1, "one worker has done it all"
 
@@ -429,13 +426,11 @@ async def test_never_more_than_max_concurrency_run_or_are_unread(
         await group.submit(asked())
         most = max(most, len(group._members))
 
-    async with trio.open_nursery() as answering:
-        answering.start_soon(echo, coordinator)
+    async with echoing(coordinator):
         async with client.open_group(max_concurrency=3) as group, trio.open_nursery() as nursery:
             for _ in range(50):
                 nursery.start_soon(submit)
             assert len(await all_of(group)) == 50
-        answering.cancel_scope.cancel()
     assert most == 3
 
 
@@ -1420,7 +1415,7 @@ async def test_what_a_dialect_has_no_words_for_is_refused_before_anything_is_sen
 async def rehearse(use: Callable[[InferenceClient], Awaitable[None]], moment: Moment) -> None:
     """Cancels it once, at a coordinator that echoes, and looks for what is left."""
     async with scripted_coordinator("memory://*") as coordinator:
-        async with running_behind(partial(echo, coordinator)):
+        async with echoing(coordinator):
             async with open_client(coordinator.address, max_in_flight=2) as client:
                 tasks = trio.lowlevel.current_statistics().tasks_living
                 await moment.cancel(partial(use, client))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import signal
 from collections import Counter
-from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +18,7 @@ import trio.lowlevel
 import trio.testing
 
 from tests.books import check_books
-from tests.echoing import HELD, echo, echoing_process
+from tests.echoing import HELD, echoing, echoing_process
 from tests.peers import ScriptedCoordinator, free_address, scripted_coordinator
 from tests.programs import started
 from tests.relay import Relay
@@ -32,7 +31,7 @@ from trio_infer.protocol.dialect import Kind
 from trio_infer.transport import Transport
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
 
     from tests.programs import Program
@@ -60,6 +59,19 @@ class Requests:
         self.answers: list[str] = []
         self._client = client
         self._nursery = nursery
+
+    async def hold(self, count: int) -> None:
+        """So many streams, and as many others, which the coordinator has and never answers."""
+        self.stream_held(count)
+        self.generate_held(count)
+        await until(
+            lambda: self.started == count and self._client.statistics().in_flight == 2 * count
+        )
+
+    async def queue(self, prompts: list[str]) -> None:
+        """Such as find no connection, and wait for one."""
+        self.generate(*prompts)
+        await until(lambda: self._client.statistics().waiting == len(prompts))
 
     def stream_held(self, count: int) -> None:
         for number in range(count):
@@ -100,14 +112,6 @@ class Requests:
 NEW = [f"new {number}" for number in range(20)]
 
 
-@asynccontextmanager
-async def echoing(coordinator: ScriptedCoordinator) -> AsyncIterator[None]:
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(echo, coordinator)
-        yield
-        nursery.cancel_scope.cancel()
-
-
 # Killed, restarted, replaced
 
 
@@ -119,16 +123,13 @@ async def test_a_kill_loses_hundreds_of_requests_and_none_of_them_comes_to_the_s
             pass
         async with trio.open_nursery() as nursery:
             old = Requests(client, nursery)
-            old.stream_held(150)
-            old.generate_held(150)
-            await until(lambda: old.started == 150 and client.statistics().in_flight == 300)
+            await old.hold(150)
             program.send(signal.SIGKILL)
             with trio.fail_after(SOON):
                 await until(lambda: old.lost == 300)
         async with trio.open_nursery() as nursery:
             new = Requests(client, nursery)
-            new.generate(*NEW)
-            await until(lambda: client.statistics().waiting == len(NEW))
+            await new.queue(NEW)
             async with scripted_coordinator(address) as successor, echoing(successor):
                 await until(lambda: len(new.answers) == len(NEW))
         check_books(client, completed=1 + len(NEW), aborted=1, lost=300, connections=2)
@@ -157,8 +158,7 @@ async def test_requests_made_while_somebody_else_has_the_address_wait_and_then_w
             first.close()
             async with stranger(address) as other:
                 await until(lambda: requests.lost == 5)
-                requests.generate(*NEW)
-                await until(lambda: client.statistics().waiting == len(NEW))
+                await requests.queue(NEW)
                 await until(lambda: "no connection to" in caplog.text)
         if other is not None:
             assert other.connects
@@ -266,15 +266,12 @@ async def test_a_frozen_coordinator_that_thaws_answers_each_request_of_the_new_c
         trio.open_nursery() as nursery,
     ):
         requests = Requests(client, nursery)
-        requests.stream_held(20)
-        requests.generate_held(20)
-        await until(lambda: requests.started == 20 and client.statistics().in_flight == 40)
+        await requests.hold(20)
         program.send(signal.SIGSTOP)
         requests.generate_lost("late", 20)
         await until(lambda: client.statistics().submitted == 60)
         await until(lambda: requests.lost == 60)
-        requests.generate(*NEW)
-        await until(lambda: client.statistics().waiting == len(NEW))
+        await requests.queue(NEW)
         await until(lambda: "stays silent" in caplog.text)
         program.send(signal.SIGCONT)
         await until(lambda: len(requests.answers) == len(NEW))
@@ -306,14 +303,11 @@ async def test_an_unplugged_coordinator_is_lost_and_found_again() -> None:
         trio.open_nursery() as nursery,
     ):
         requests = Requests(client, nursery)
-        requests.stream_held(20)
-        requests.generate_held(20)
-        await until(lambda: requests.started == 20 and client.statistics().in_flight == 40)
+        await requests.hold(20)
         relay.frozen = True
         requests.generate_lost("late", 20)
         await until(lambda: requests.lost == 60)
-        requests.generate(*NEW)
-        await until(lambda: client.statistics().waiting == len(NEW))
+        await requests.queue(NEW)
         relay.frozen = False
         await until(lambda: len(requests.answers) == len(NEW))
         check_books(client, completed=len(NEW), lost=60, discarded=0, malformed=0)

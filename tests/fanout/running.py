@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from tests.echoing import echo
+from tests.echoing import echoing
 from tests.peers import scripted_coordinator
 from trio_infer import GenerateRequest, InferenceClient, open_client
-from trio_infer.background import running_behind
 from trio_infer.protocol.dialect import Kind
 
 if TYPE_CHECKING:
@@ -88,6 +87,6 @@ async def running_client() -> AsyncIterator[InferenceClient]:
     For runs of trio that a test starts by itself.
     """
     async with scripted_coordinator("memory://*") as coordinator:
-        async with running_behind(lambda: echo(coordinator)):
+        async with echoing(coordinator):
             async with open_client(coordinator.address) as client:
                 yield client

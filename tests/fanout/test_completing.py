@@ -14,7 +14,7 @@ import tqdm.asyncio
 import trio
 import trio.testing
 
-from tests.echoing import echo
+from tests.echoing import echoing
 from tests.fanout.running import EITHER_WAY, ERROR, asking, running_client, submissions
 from tests.waiting import settled
 from trio_infer import (
@@ -207,15 +207,13 @@ async def test_requests_that_break_off_are_not_taken_for_all_of_them(
     """Such as those that another task sends through a channel, and is cancelled."""
     with pytest.raises(type(error)):
         await gather(client, CountedSlowly(2, error))
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(echo, coordinator)
+    async with echoing(coordinator):
         seen = 0
         with pytest.raises(type(error)):
             async with as_completed(client, Counted(2, error), max_concurrency=5) as outcomes:
                 async for _ in outcomes:
                     seen += 1
         assert seen == 2
-        nursery.cancel_scope.cancel()
 
 
 async def test_requests_that_raise_the_stop_of_another_kind_are_not_taken_for_all_of_them(
@@ -224,14 +222,12 @@ async def test_requests_that_raise_the_stop_of_another_kind_are_not_taken_for_al
     """It would end a loop over the outcomes without a word."""
     with pytest.raises(RuntimeError, match="StopAsyncIteration"):
         await gather(client, Counted(2, StopAsyncIteration()))
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(echo, coordinator)
+    async with echoing(coordinator):
         with pytest.raises(RuntimeError, match="StopAsyncIteration"):
             async with as_completed(
                 client, Counted(2, StopAsyncIteration()), max_concurrency=5
             ) as outcomes:
                 assert len([outcome async for outcome in outcomes]) == 2
-        nursery.cancel_scope.cancel()
 
 
 # as_completed
@@ -300,14 +296,12 @@ async def test_endless_requests_are_not_taken_while_nobody_reads_the_outcomes(
     coordinator: ScriptedCoordinator, client: InferenceClient, make: Callable[..., Any]
 ) -> None:
     requests = make()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(echo, coordinator)
+    async with echoing(coordinator):
         async with as_completed(client, requests, max_concurrency=3) as outcomes:
             for received in range(4):
                 await trio.testing.wait_all_tasks_blocked()
                 assert requests.taken == client.statistics().completed == 3 + received
                 await outcomes.receive()
-        nursery.cancel_scope.cancel()
 
 
 @ENDLESS
@@ -350,15 +344,13 @@ async def test_what_the_requests_raise_comes_behind_the_outcomes_before_it(
     place: int,
 ) -> None:
     seen = []
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(echo, coordinator)
+    async with echoing(coordinator):
         with pytest.raises(LookupError):
             async with as_completed(
                 client, make(place, LookupError()), max_concurrency=1
             ) as outcomes:
                 while True:
                     seen.append((await outcomes.receive()).index)
-        nursery.cancel_scope.cancel()
     assert seen == list(range(place))
 
 
@@ -391,13 +383,11 @@ async def test_what_the_requests_raise_comes_out_once_for_who_has_dealt_with_it(
 async def test_a_group_that_the_requests_raise_stays_whole_behind_the_outcomes(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(echo, coordinator)
+    async with echoing(coordinator):
         with pytest.RaisesGroup(LookupError):
             async with as_completed(client, WithNursery(), max_concurrency=5) as outcomes:
                 assert (await outcomes.receive()).unwrap().generated_text == "first"
                 await outcomes.receive()
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_wrong_request_costs_those_behind_it_alone(
@@ -405,13 +395,11 @@ async def test_a_wrong_request_costs_those_behind_it_alone(
 ) -> None:
     requests: list[Any] = [*asking("a"), "b", *asking("c")]
     seen = []
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(echo, coordinator)
+    async with echoing(coordinator):
         with pytest.raises(TypeError, match="GenerateRequest"):
             async with as_completed(client, requests) as outcomes:
                 while True:
                     seen.append((await outcomes.receive()).unwrap().generated_text)
-        nursery.cancel_scope.cancel()
     assert seen == ["a"]
 
 
@@ -498,13 +486,11 @@ async def test_each_outcome_goes_to_one_of_many_readers_and_the_end_to_all(
     async def read() -> None:
         seen.extend([outcome.index async for outcome in outcomes])
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(echo, coordinator)
+    async with echoing(coordinator):
         async with as_completed(client, Counted(20), max_concurrency=3) as outcomes:
             async with trio.open_nursery() as readers:
                 for _ in range(4):
                     readers.start_soon(read)
-        nursery.cancel_scope.cancel()
     assert sorted(seen) == list(range(20))
 
 
@@ -527,8 +513,7 @@ async def test_bars_of_either_kind_are_taken_for_what_they_are_around(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:
     """A bar may be iterable in both ways, of which one is there for show."""
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(echo, coordinator)
+    async with echoing(coordinator):
         for requests in (
             tqdm.tqdm(asking("a", "b"), disable=True),
             tqdm.asyncio.tqdm(asking("a", "b"), disable=True),
@@ -538,7 +523,6 @@ async def test_bars_of_either_kind_are_taken_for_what_they_are_around(
         async with as_completed(client, tqdm.tqdm(asking("a", "b"), disable=True)) as outcomes:
             bar = tqdm.asyncio.tqdm(outcomes, total=2, disable=True)
             assert len([outcome async for outcome in bar]) == 2
-        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "3"])
