@@ -13,6 +13,7 @@ import trio.lowlevel
 import trio.testing
 
 from tests.peers import ScriptedCoordinator, free_address, scripted_coordinator
+from tests.ticks import hear_by
 from tests.waiting import settled, until
 from trio_infer import (
     Completion,
@@ -186,9 +187,7 @@ async def test_a_final_reply_in_the_tick_of_the_cancellation_means_no_abort(
         scope.cancel()
         original(frames)
 
-    connection = client._exchange._transport._current
-    assert connection is not None
-    connection.listener = _Listening(client, cancel_then_deliver)
+    hear_by(client, cancel_then_deliver)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(generate)
         submission = await coordinator.submission()
@@ -199,15 +198,6 @@ async def test_a_final_reply_in_the_tick_of_the_cancellation_means_no_abort(
     await settled(client)
     assert coordinator.of(Kind.ABORT_REQUEST) == [1]
     assert client.statistics().completed == 1
-
-
-class _Listening:
-    """The exchange, with one ear replaced."""
-
-    def __init__(self, client: InferenceClient, on_frames: Callable[[Frames], None]) -> None:
-        self.on_frames = on_frames
-        self.on_up = client._exchange.on_up
-        self.on_lost = client._exchange.on_lost
 
 
 async def test_a_request_in_a_cancelled_scope_sends_nothing(
@@ -232,10 +222,7 @@ async def test_a_request_in_a_cancelled_scope_sends_nothing(
 async def test_a_request_cancelled_while_it_waits_for_the_connection_sends_nothing() -> None:
     async with scripted_coordinator() as coordinator, open_client(coordinator.address) as client:
         coordinator.acks = False
-        with pytest.raises(Exception, match="lost"):
-            async with client.stream("in flight") as stream:
-                coordinator.close()
-                await stream.result()
+        await lose(coordinator, client)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(client.generate, "waits")
             nursery.start_soon(partial(_enter, client.stream("waits too")))
@@ -250,10 +237,7 @@ async def test_a_request_cancelled_in_the_tick_of_the_connection_sends_nothing(
 ) -> None:
     address = free_address()
     async with scripted_coordinator(address) as first, open_client(address) as client:
-        with pytest.raises(ConnectionLost):
-            async with client.stream("in flight") as stream:
-                first.close()
-                await stream.result()
+        await lose(first, client)
         scope = trio.CancelScope()
         came_up = Transport._came_up
 
@@ -278,6 +262,14 @@ async def test_a_request_cancelled_in_the_tick_of_the_connection_sends_nothing(
                 assert second.of(Kind.SUBMIT_REQUEST) == [1]
 
 
+async def lose(coordinator: ScriptedCoordinator, client: InferenceClient) -> None:
+    """Lets a coordinator die, under a request."""
+    with pytest.raises(ConnectionLost):
+        async with client.stream("in flight") as stream:
+            coordinator.close()
+            await stream.result()
+
+
 async def _enter(stream: CompletionStream) -> None:
     async with stream:
         pytest.fail("entered without a connection")
@@ -285,10 +277,7 @@ async def _enter(stream: CompletionStream) -> None:
 
 async def test_aclose_ends_the_wait_of_a_stream_that_is_being_entered() -> None:
     async with scripted_coordinator() as coordinator, open_client(coordinator.address) as client:
-        with pytest.raises(Exception, match="lost"):
-            async with client.stream("in flight") as stream:
-                coordinator.close()
-                await stream.result()
+        await lose(coordinator, client)
         stream = client.stream("waits")
         async with trio.open_nursery() as nursery:
 
@@ -309,10 +298,7 @@ async def test_aclose_ends_the_wait_of_a_stream_that_is_being_entered() -> None:
 async def test_a_stream_entered_twice_at_once_and_closed_leaves_no_request_behind() -> None:
     address = free_address()
     async with scripted_coordinator(address) as first, open_client(address) as client:
-        with pytest.raises(ConnectionLost):
-            async with client.stream("in flight") as stream:
-                first.close()
-                await stream.result()
+        await lose(first, client)
         stream = client.stream("waits")
         errors: list[Exception] = []
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
@@ -14,6 +16,7 @@ import trio.testing
 from tests.books import check_books
 from tests.peers import Received, ScriptedCoordinator, scripted_coordinator
 from tests.stepping import Moment, run_at_each_step
+from tests.ticks import arrive
 from tests.waiting import disconnected, settled
 from trio_infer import (
     DIALECTS,
@@ -31,6 +34,9 @@ from trio_infer import (
 from trio_infer.embedded import open_coordinator
 from trio_infer.protocol.dialect import Kind
 from trio_infer.protocol.preparation import HEAVY_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Clock = trio.testing.MockClock
 
@@ -51,7 +57,7 @@ WITHOUT_STREAM = attrs.evolve(
 
 
 @pytest.fixture
-def bind(autojump_clock: Clock) -> str:
+def bind() -> str:
     return "memory://*"
 
 
@@ -97,6 +103,13 @@ def ask(
     asked = Asked()
     nursery.start_soon(partial(asked.run, client, seconds, "hi", params, **others))
     return asked
+
+
+class Failing:
+    """A tokenizer."""
+
+    def decode(self, ids: list[int]) -> str:
+        raise KeyError(ids)
 
 
 def scored(tokens: list[int]) -> dict[str, Any]:
@@ -253,10 +266,6 @@ async def test_without_grace_the_deltas_are_taken_at_the_deadline(
 async def test_a_tokenizer_that_fails_costs_nothing_that_there_is(
     autojump_clock: Clock, coordinator: ScriptedCoordinator, nursery: trio.Nursery
 ) -> None:
-    class Failing:
-        def decode(self, ids: list[int]) -> str:
-            raise KeyError(ids)
-
     async with open_client(coordinator.address, tokenizer=Failing()) as client:
         asked = ask(nursery, client, 5.0, grace=0)
         coordinator.partial(await coordinator.submission(), [1])
@@ -286,26 +295,25 @@ async def test_without_a_limit_it_waits_for_ever_for_the_request_or_its_last_rep
 # The very moment
 
 
-def arrive(client: InferenceClient) -> None:
-    """Lets what has been sent to a client arrive, here and now: no other task runs meanwhile."""
-    connection = client._exchange._transport._current
-    assert connection is not None
-    connection.socket.drain(connection.deliver)
-
-
 @attrs.define(eq=False)
-class AtTheDeadline(trio.abc.Instrument):
-    """Lets something happen as a scope's deadline has cancelled, before any task sees it."""
-
-    clock: trio.testing.MockClock
+class _Happening(trio.abc.Instrument):
     at: float
-    happen: Any
+    happen: Callable[[], object]
     happened: bool = False
 
     def task_scheduled(self, task: trio.lowlevel.Task) -> None:
-        if not self.happened and self.clock.current_time() >= self.at:
+        if not self.happened and trio.current_time() >= self.at:
             self.happened = True
             self.happen()
+
+
+@contextmanager
+def happening(at: float, happen: Callable[[], object]) -> Iterator[None]:
+    """Lets something happen as a scope's deadline has cancelled, before any task sees it."""
+    instrument = _Happening(at, happen)
+    trio.lowlevel.add_instrument(instrument)
+    yield
+    trio.lowlevel.remove_instrument(instrument)
 
 
 @pytest.mark.parametrize("dialect", [FRAMED, WITHOUT_ABORT], ids=str)
@@ -318,32 +326,20 @@ async def test_a_reply_in_the_very_moment_of_the_deadline_is_the_whole(
     tokens: list[int],
 ) -> None:
     async with open_client(coordinator.address, dialect=dialect) as client:
-        await ends_at_the_deadline(autojump_clock, coordinator, client, nursery, tokens)
+        asked = ask(nursery, client, 5.0)
+        submission = await coordinator.submission()
+        coordinator.partial(submission, [1])
 
+        def reply() -> None:
+            coordinator.reply(submission, tokens)
+            arrive(client)
 
-async def ends_at_the_deadline(
-    autojump_clock: Clock,
-    coordinator: ScriptedCoordinator,
-    client: InferenceClient,
-    nursery: trio.Nursery,
-    tokens: list[int],
-) -> None:
-    asked = ask(nursery, client, 5.0)
-    submission = await coordinator.submission()
-    coordinator.partial(submission, [1])
-
-    def reply() -> None:
-        coordinator.reply(submission, tokens)
-        arrive(client)
-
-    instrument = AtTheDeadline(autojump_clock, 5.0, reply)
-    trio.lowlevel.add_instrument(instrument)
-    completion = await asked.result()
-    trio.lowlevel.remove_instrument(instrument)
-    assert completion.generated_tokens == tokens
-    assert (completion.finish_reason, completion.from_deltas) == ("stop", False)
-    assert coordinator.of(Kind.ABORT_REQUEST) == []
-    assert counted(client, "completed", "aborted") == (1, 0)
+        with happening(5.0, reply):
+            completion = await asked.result()
+        assert completion.generated_tokens == tokens
+        assert (completion.finish_reason, completion.from_deltas) == ("stop", False)
+        assert coordinator.of(Kind.ABORT_REQUEST) == []
+        assert counted(client, "completed", "aborted") == (1, 0)
 
 
 async def test_a_reply_in_the_very_moment_that_the_grace_is_over_is_taken(
@@ -360,10 +356,8 @@ async def test_a_reply_in_the_very_moment_that_the_grace_is_over_is_taken(
         coordinator.reply(submission, [104])
         arrive(client)
 
-    instrument = AtTheDeadline(autojump_clock, 7.0, reply)
-    trio.lowlevel.add_instrument(instrument)
-    completion = await asked.result()
-    trio.lowlevel.remove_instrument(instrument)
+    with happening(7.0, reply):
+        completion = await asked.result()
     assert (completion.generated_text, completion.from_deltas) == ("h", False)
     assert completion.finish_reason == "abort"
 
@@ -382,10 +376,8 @@ async def test_tokens_of_the_very_moment_of_the_deadline_survive_a_loss_behind_i
         arrive(client)
         coordinator.close()
 
-    instrument = AtTheDeadline(autojump_clock, 5.0, lose)
-    trio.lowlevel.add_instrument(instrument)
-    completion = await asked.result()
-    trio.lowlevel.remove_instrument(instrument)
+    with happening(5.0, lose):
+        completion = await asked.result()
     assert deltas_alone(completion)
     assert completion.generated_tokens == [1, 2]
     assert counted(client, "aborted", "lost") == (1, 0)
@@ -601,10 +593,6 @@ async def test_a_tokenizer_that_fails_costs_no_completion(
     nursery: trio.Nursery,
     grace: float,
 ) -> None:
-    class Failing:
-        def decode(self, ids: list[int]) -> str:
-            raise KeyError(ids)
-
     coordinator.answers_aborts = False
     async with open_client(coordinator.address, tokenizer=Failing()) as client:
         cut_short, whole = ask(nursery, client, 5.0, grace=grace), ask(nursery, client, 5.0)

@@ -20,6 +20,7 @@ import trio.testing
 from tests.echoing import HELD, echoing
 from tests.peers import Received, ScriptedCoordinator, finished, scripted_coordinator
 from tests.stepping import Moment, run_at_each_step
+from tests.ticks import arrive
 from tests.waiting import disconnected, settled, until
 from trio_infer import (
     Completion,
@@ -63,14 +64,6 @@ def bind() -> str:
 
 def asked(prompt: str = "hi", **others: Any) -> GenerateRequest:
     return GenerateRequest(prompt, LONG, **others)
-
-
-def arrive(client: InferenceClient) -> None:
-    """Lets what has been sent to a client arrive, here and now: no other task runs meanwhile."""
-    connection = client._exchange._transport._current
-    assert connection is not None
-    while not connection.socket.drain(connection.deliver):
-        pass  # it stops after some milliseconds, for others' sake
 
 
 async def all_of(group: Group) -> list[Outcome[Completion]]:

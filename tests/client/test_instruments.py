@@ -113,7 +113,7 @@ def counted(client: InferenceClient[Any]) -> tuple[int, ...]:
 
 
 @pytest.fixture
-def bind(autojump_clock: Clock) -> str:
+def bind() -> str:
     return MEMORY
 
 
