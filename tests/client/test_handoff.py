@@ -11,6 +11,7 @@ import trio
 import trio.testing
 
 from tests.peers import Received, ScriptedCoordinator, free_address, scripted_coordinator
+from tests.ticks import hear_by
 from tests.waiting import disconnected, settled, until
 from trio_infer import (
     ConnectionLost,
@@ -28,7 +29,7 @@ from trio_infer.embedded import EmbeddedCoordinator, open_coordinator
 from trio_infer.protocol.dialect import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator
 
 PROMPT = [1, 2, 3]
 META = {"peer": "x", "blob": b"\0\1", "rkey": 2**64 - 1}
@@ -62,9 +63,10 @@ class Prefilling:
             except (InferenceError, trio.ClosedResourceError) as error:
                 self.error = error
 
-    @property
-    def is_over(self) -> bool:
-        return self.scope.cancelled_caught or self.error is not None
+    async def leave(self) -> None:
+        """Cancels it, and returns once it is over."""
+        self.scope.cancel()
+        await until(lambda: self.scope.cancelled_caught or self.error is not None)
 
 
 async def sent(coordinator: ScriptedCoordinator, client: InferenceClient) -> list[Received]:
@@ -75,6 +77,22 @@ async def sent(coordinator: ScriptedCoordinator, client: InferenceClient) -> lis
     return [received for received in coordinator.log if received.kind not in others]
 
 
+async def hand_over(coordinator: ScriptedCoordinator) -> None:
+    """Answers a prefill."""
+    coordinator.reply(await coordinator.submission(), [9], **pinned())
+
+
+async def left(coordinator: ScriptedCoordinator, client: InferenceClient) -> Received:
+    """The submission of a prefill that was left before its reply, which is still to come."""
+    coordinator.answers_aborts = False
+    prefilling = Prefilling(client)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(prefilling.run)
+        submission = await coordinator.submission()
+        prefilling.scope.cancel()
+    return submission
+
+
 @asynccontextmanager
 async def handed_over(
     coordinator: ScriptedCoordinator, client: InferenceClient
@@ -83,14 +101,16 @@ async def handed_over(
     prefilling = Prefilling(client)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(prefilling.run)
-        coordinator.reply(await coordinator.submission(), [9], **pinned())
+        await hand_over(coordinator)
         await until(lambda: prefilling.handoff is not None)
         yield prefilling
         nursery.cancel_scope.cancel()
 
 
-def releases(received: list[Received]) -> list[int]:
-    return [each.id for each in received if each.kind is Kind.RELEASE_KV]
+async def released(coordinator: ScriptedCoordinator, client: InferenceClient) -> list[int]:
+    """What has been released so far, certainly."""
+    await sent(coordinator, client)
+    return coordinator.of(Kind.RELEASE_KV)
 
 
 # What is asked, and what comes
@@ -137,8 +157,7 @@ async def test_the_blocks_are_released_when_the_block_ends(
 ) -> None:
     async with handed_over(coordinator, client) as prefilling:
         assert await sent(coordinator, client) == []
-        prefilling.scope.cancel()
-        await until(lambda: prefilling.is_over)
+        await prefilling.leave()
         (release,) = await sent(coordinator, client)
     assert (release.kind, release.id) == (Kind.RELEASE_KV, 77)
     assert client.statistics().unreleased == 0
@@ -168,8 +187,8 @@ async def test_however_the_block_ends_the_blocks_are_released_once(
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(run)
-        coordinator.reply(await coordinator.submission(), [9], **pinned())
-    assert releases(await sent(coordinator, client)) == [77]
+        await hand_over(coordinator)
+    assert await released(coordinator, client) == [77]
 
 
 async def test_a_block_is_entered_once(
@@ -177,16 +196,12 @@ async def test_a_block_is_entered_once(
 ) -> None:
     prefill = client.prefill(PROMPT)
     async with trio.open_nursery() as nursery:
-
-        async def answer() -> None:
-            coordinator.reply(await coordinator.submission(), [9], **pinned())
-
-        nursery.start_soon(answer)
+        nursery.start_soon(hand_over, coordinator)
         async with prefill:
             with pytest.raises(LocalProtocolError, match="entered once"):
                 async with prefill:
                     pytest.fail("entered")
-    assert releases(await sent(coordinator, client)) == [77]
+    assert await released(coordinator, client) == [77]
     assert client._exchange._scopes == 0
 
 
@@ -207,12 +222,7 @@ async def test_in_a_cancelled_scope_nothing_is_sent(
 async def test_a_prefill_that_is_left_is_aborted_and_what_its_reply_brings_released(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:
-    coordinator.answers_aborts = False
-    prefilling = Prefilling(client)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(prefilling.run)
-        request = await coordinator.submission()
-        prefilling.scope.cancel()
+    request = await left(coordinator, client)
     abort = await coordinator.abort()
     assert abort.id == request.id
     assert await sent(coordinator, client) == [abort]
@@ -227,27 +237,17 @@ async def test_a_prefill_that_is_left_is_aborted_and_what_its_reply_brings_relea
 async def test_where_the_reply_brings_nothing_nothing_is_released(
     coordinator: ScriptedCoordinator, client: InferenceClient, fields: dict[str, Any]
 ) -> None:
-    coordinator.answers_aborts = False
-    prefilling = Prefilling(client)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(prefilling.run)
-        request = await coordinator.submission()
-        prefilling.scope.cancel()
+    request = await left(coordinator, client)
     coordinator.reply(request, [9], **fields)
     await settled(client)
-    assert releases(await sent(coordinator, client)) == []
+    assert await released(coordinator, client) == []
     assert client.statistics().malformed == 0
 
 
 async def test_a_reply_that_makes_no_sense_to_nobody_is_counted(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:
-    coordinator.answers_aborts = False
-    prefilling = Prefilling(client)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(prefilling.run)
-        request = await coordinator.submission()
-        prefilling.scope.cancel()
+    request = await left(coordinator, client)
     coordinator.reply(request, [9], disaggregated_params={"request_id": "x"})
     await until(lambda: client.statistics().malformed == 1)
     assert client.statistics().aborting == 0
@@ -266,10 +266,10 @@ async def test_a_reply_that_comes_as_the_prefill_is_cancelled_is_released_and_no
             exchange.on_frames(frames)
             prefilling.scope.cancel()  # in the very tick
 
-        exchange._transport._current.listener = _Ear(exchange, cancelling)  # type: ignore[union-attr]
+        hear_by(client, cancelling)
         coordinator.reply(request, [9], **pinned(5))
     assert prefilling.scope.cancelled_caught
-    assert releases(await sent(coordinator, client)) == [5]
+    assert await released(coordinator, client) == [5]
     assert Kind.ABORT_REQUEST not in coordinator.kinds
     assert client.statistics().completed == 1
 
@@ -288,11 +288,11 @@ async def test_a_reply_that_waits_unread_when_the_prefill_is_cancelled_is_releas
             prefilling.scope.cancel()
             exchange.on_frames(frames)
 
-        exchange._transport._current.listener = _Ear(exchange, cancelling)  # type: ignore[union-attr]
+        hear_by(client, cancelling)
         coordinator.reply(request, [9], **pinned(5))
     assert prefilling.scope.cancelled_caught
     assert prefilling.handoff is None
-    assert releases(await sent(coordinator, client)) == [5]
+    assert await released(coordinator, client) == [5]
     assert Kind.ABORT_REQUEST not in coordinator.kinds
     assert client.statistics().completed == 1
 
@@ -352,8 +352,7 @@ async def test_a_handoff_of_an_earlier_connection_is_never_released_but_counted(
             async with scripted_coordinator(address) as successor:
                 await until(lambda: client.statistics().connections == 2)
                 assert client.statistics().unreleased == 1
-                prefilling.scope.cancel()
-                await until(lambda: prefilling.is_over)
+                await prefilling.leave()
                 assert await sent(successor, client) == []
                 assert client.statistics().unreleased == 1
 
@@ -368,9 +367,8 @@ async def test_a_handoff_of_a_later_connection_is_released_like_one_of_the_first
         async with scripted_coordinator(address) as successor:
             await until(lambda: client.statistics().connections == 2)
             async with handed_over(successor, client) as prefilling:
-                prefilling.scope.cancel()
-                await until(lambda: prefilling.is_over)
-            assert releases(await sent(successor, client)) == [77]
+                await prefilling.leave()
+            assert await released(successor, client) == [77]
     assert client.statistics().unreleased == 0
 
 
@@ -385,8 +383,7 @@ async def test_a_handoff_whose_block_ends_while_there_is_no_connection_is_not_re
         async with handed_over(coordinator, client) as prefilling:
             coordinator.close()
             await disconnected(client)
-            prefilling.scope.cancel()
-            await until(lambda: prefilling.is_over)
+            await prefilling.leave()
         async with scripted_coordinator(address) as successor:
             await until(lambda: client.statistics().connections == 2)
             assert await sent(successor, client) == []
@@ -397,11 +394,8 @@ async def test_a_handoff_whose_block_ends_while_there_is_no_connection_is_not_re
 async def test_a_release_that_finds_the_connection_broken_is_counted_as_none(
     coordinator: ScriptedCoordinator, client: InferenceClient, *, by_hand: bool
 ) -> None:
-    async def answer() -> None:
-        coordinator.reply(await coordinator.submission(), [9], **pinned())
-
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(answer)
+        nursery.start_soon(hand_over, coordinator)
         async with client.prefill(PROMPT) as handoff:
             connection = client._exchange._transport._current
             assert connection is not None
@@ -411,7 +405,7 @@ async def test_a_release_that_finds_the_connection_broken_is_counted_as_none(
                     client.release_handoff(handoff.request_id)
     await until(lambda: client.statistics().connections == 2)
     assert client.statistics().unreleased == 1
-    assert releases(await sent(coordinator, client)) == []
+    assert await released(coordinator, client) == []
 
 
 async def test_a_connection_that_is_lost_before_the_reply_is_told(
@@ -459,11 +453,11 @@ async def test_a_reply_whose_connection_is_gone_before_it_is_read_is_counted_and
             exchange.on_frames(frames)
             exchange.on_lost("gone")  # as if the next connection were up already
 
-        exchange._transport._current.listener = _Ear(exchange, losing)  # type: ignore[union-attr]
+        hear_by(client, losing)
         coordinator.reply(request, [9], **pinned(5))
         await until(lambda: client.statistics().unreleased == 1)
         nursery.cancel_scope.cancel()
-    assert releases(await sent(coordinator, client)) == []
+    assert await released(coordinator, client) == []
     assert client.statistics().unreleased == 1
 
 
@@ -477,7 +471,7 @@ async def test_leaving_releases_what_is_held_and_the_block_does_not_again(
         async with handed_over(coordinator, client):
             await client.aclose()
             await coordinator.next(Kind.RELEASE_KV)
-    assert releases(coordinator.log) == [77]
+    assert coordinator.of(Kind.RELEASE_KV) == [77]
 
 
 async def test_what_its_block_has_released_is_not_released_again_by_leaving(
@@ -485,9 +479,8 @@ async def test_what_its_block_has_released_is_not_released_again_by_leaving(
 ) -> None:
     async with open_client(coordinator.address, close_timeout=60) as client:
         async with handed_over(coordinator, client) as prefilling:
-            prefilling.scope.cancel()
-            await until(lambda: prefilling.is_over)
-        assert releases(await sent(coordinator, client)) == [77]
+            await prefilling.leave()
+        assert await released(coordinator, client) == [77]
     assert client.statistics().unreleased == 0, "it was held to the end of the connection"
 
 
@@ -523,21 +516,12 @@ async def test_a_reply_that_is_read_only_when_the_client_leaves_is_released(
                 exchange.on_frames(frames)
                 client._lifetime.begin_leaving()  # before the task that waits has read it
 
-            exchange._transport._current.listener = _Ear(exchange, leaving)  # type: ignore[union-attr]
+            hear_by(client, leaving)
             coordinator.reply(request, [9], **pinned(5))
         assert isinstance(prefilling.error, trio.ClosedResourceError)
         assert prefilling.handoff is None
     assert (await coordinator.next(Kind.RELEASE_KV)).id == 5
-    assert releases(coordinator.log) == [5]
-
-
-class _Ear:
-    """The exchange, with one ear replaced."""
-
-    def __init__(self, exchange: Any, on_frames: Callable[[Any], None]) -> None:
-        self.on_frames = on_frames
-        self.on_up = exchange.on_up
-        self.on_lost = exchange.on_lost
+    assert coordinator.of(Kind.RELEASE_KV) == [5]
 
 
 # Handles that are kept elsewhere
@@ -555,9 +539,8 @@ async def test_what_was_released_by_hand_is_not_released_again(
 ) -> None:
     async with handed_over(coordinator, client) as prefilling:
         client.release_handoff(77)
-        prefilling.scope.cancel()
-        await until(lambda: prefilling.is_over)
-        assert releases(await sent(coordinator, client)) == [77]
+        await prefilling.leave()
+        assert await released(coordinator, client) == [77]
 
 
 @pytest.mark.parametrize(
@@ -665,12 +648,10 @@ async def test_a_block_of_an_earlier_connection_releases_nobody_elses_handoff() 
             await until(lambda: client.statistics().connections == 2)
             # The new engine counts as the old one did.
             async with handed_over(successor, client) as second:
-                first.scope.cancel()
-                await until(lambda: first.is_over)
-                assert releases(await sent(successor, client)) == []
-                second.scope.cancel()
-                await until(lambda: second.is_over)
-                assert releases(await sent(successor, client)) == [77]
+                await first.leave()
+                assert await released(successor, client) == []
+                await second.leave()
+                assert await released(successor, client) == [77]
                 assert client.statistics().unreleased == 1
 
 
@@ -690,7 +671,7 @@ async def test_what_the_final_reply_brings_after_a_broken_partial_is_released(
     await coordinator.abort()
     coordinator.reply(request, [9], **pinned(5))
     await settled(client)
-    assert releases(await sent(coordinator, client)) == [5]
+    assert await released(coordinator, client) == [5]
 
 
 @pytest.mark.parametrize("fields", [{"status": "FAILED"}, {"generated_text": 7}], ids=str)
@@ -701,7 +682,7 @@ async def test_a_handle_beside_a_failure_or_nonsense_is_released(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(prefilling.run)
         coordinator.reply(await coordinator.submission(), [9], **fields, **pinned(5))
-    assert releases(await sent(coordinator, client)) == [5]
+    assert await released(coordinator, client) == [5]
 
 
 async def test_a_handle_with_a_number_that_is_none_sends_nothing(
