@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.peers import ScriptedCoordinator, free_address, scripted_coordinator
+from tests.peers import ScriptedCoordinator, scripted_coordinator
 from tests.waiting import disconnected, until
 from trio_infer import (
     ConnectionLost,
@@ -583,58 +583,49 @@ async def test_a_confirmation_that_nobody_could_await_is_refused_before_engines_
 # Connections
 
 
-async def test_engines_paused_by_hand_count_as_running_once_the_connection_is_another() -> None:
-    address = free_address()
-    async with (
-        scripted_coordinator(address) as coordinator,
-        open_client(address, close_timeout=0.1) as client,
-    ):
-        client.engines.pause()
-        coordinator.close()
-        async with scripted_coordinator(address) as successor:
-            await until(lambda: client.statistics().connections == 2)
-            with pytest.raises(LocalProtocolError, match="they are running"):
-                client.engines.unpause()
-            async with client.engines.paused(confirm=nothing):
-                pass
-            assert await sent(successor, client) == [Kind.PAUSE, Kind.UNPAUSE]
-
-
-async def test_an_unpause_that_is_owed_goes_out_before_any_request() -> None:
-    address = free_address()
-    async with (
-        scripted_coordinator(address) as coordinator,
-        open_client(address, close_timeout=0.1) as client,
-    ):
-        async with client.engines.paused(confirm=nothing, epoch=9):
-            await coordinator.next(Kind.PAUSE)
-            coordinator.close()
-            await disconnected(client)
-        with trio.CancelScope() as scope:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(client.generate, "hi")
-                async with scripted_coordinator(address) as successor:
-                    await successor.submission()
-                    assert successor.kinds == [
-                        *(Kind.SET_GENERATION_EPOCH, Kind.UNPAUSE, Kind.SUBMIT_REQUEST)
-                    ]
-                    scope.cancel()
-
-
-async def test_an_unpause_that_is_owed_is_owed_until_it_is_sent_and_sent_once() -> None:
-    address = free_address()
-    async with (
-        scripted_coordinator(address) as coordinator,
-        open_client(address, close_timeout=0.1) as client,
-    ):
+async def test_engines_paused_by_hand_count_as_running_once_the_connection_is_another(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    client.engines.pause()
+    coordinator.close()
+    async with scripted_coordinator(coordinator.address) as successor:
+        await until(lambda: client.statistics().connections == 2)
+        with pytest.raises(LocalProtocolError, match="they are running"):
+            client.engines.unpause()
         async with client.engines.paused(confirm=nothing):
-            coordinator.close()
-            await disconnected(client)
-        client._exchange.on_up()  # as of a connection that breaks as it comes up
-        async with scripted_coordinator(address) as successor:
-            await successor.next(Kind.UNPAUSE)
-            client._exchange.on_up()
-            assert await sent(successor, client) == [Kind.UNPAUSE]
+            pass
+        assert await sent(successor, client) == [Kind.PAUSE, Kind.UNPAUSE]
+
+
+async def test_an_unpause_that_is_owed_goes_out_before_any_request(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    async with client.engines.paused(confirm=nothing, epoch=9):
+        await coordinator.next(Kind.PAUSE)
+        coordinator.close()
+        await disconnected(client)
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.generate, "hi")
+            async with scripted_coordinator(coordinator.address) as successor:
+                await successor.submission()
+                assert successor.kinds == [
+                    *(Kind.SET_GENERATION_EPOCH, Kind.UNPAUSE, Kind.SUBMIT_REQUEST)
+                ]
+                scope.cancel()
+
+
+async def test_an_unpause_that_is_owed_is_owed_until_it_is_sent_and_sent_once(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    async with client.engines.paused(confirm=nothing):
+        coordinator.close()
+        await disconnected(client)
+    client._exchange.on_up()  # as of a connection that breaks as it comes up
+    async with scripted_coordinator(coordinator.address) as successor:
+        await successor.next(Kind.UNPAUSE)
+        client._exchange.on_up()
+        assert await sent(successor, client) == [Kind.UNPAUSE]
 
 
 async def test_without_a_connection_no_block_is_entered(

@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.peers import Received, ScriptedCoordinator, free_address, scripted_coordinator
+from tests.peers import Received, ScriptedCoordinator, scripted_coordinator
 from tests.ticks import hear_by
 from tests.waiting import disconnected, settled, until
 from trio_infer import (
@@ -341,52 +341,43 @@ async def test_where_the_dialect_has_no_handoff_nothing_is_sent(dialect: str) ->
 # Connections
 
 
-async def test_a_handoff_of_an_earlier_connection_is_never_released_but_counted() -> None:
-    address = free_address()
-    async with (
-        scripted_coordinator(address) as coordinator,
-        open_client(address, close_timeout=0.1) as client,
-    ):
-        async with handed_over(coordinator, client) as prefilling:
-            coordinator.close()
-            async with scripted_coordinator(address) as successor:
-                await until(lambda: client.statistics().connections == 2)
-                assert client.statistics().unreleased == 1
-                await prefilling.leave()
-                assert await sent(successor, client) == []
-                assert client.statistics().unreleased == 1
-
-
-async def test_a_handoff_of_a_later_connection_is_released_like_one_of_the_first() -> None:
-    address = free_address()
-    async with (
-        scripted_coordinator(address) as coordinator,
-        open_client(address, close_timeout=0.1) as client,
-    ):
+async def test_a_handoff_of_an_earlier_connection_is_never_released_but_counted(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    async with handed_over(coordinator, client) as prefilling:
         coordinator.close()
-        async with scripted_coordinator(address) as successor:
+        async with scripted_coordinator(coordinator.address) as successor:
             await until(lambda: client.statistics().connections == 2)
-            async with handed_over(successor, client) as prefilling:
-                await prefilling.leave()
-            assert await released(successor, client) == [77]
+            assert client.statistics().unreleased == 1
+            await prefilling.leave()
+            assert await sent(successor, client) == []
+            assert client.statistics().unreleased == 1
+
+
+async def test_a_handoff_of_a_later_connection_is_released_like_one_of_the_first(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    coordinator.close()
+    async with scripted_coordinator(coordinator.address) as successor:
+        await until(lambda: client.statistics().connections == 2)
+        async with handed_over(successor, client) as prefilling:
+            await prefilling.leave()
+        assert await released(successor, client) == [77]
+    await client.aclose()
     assert client.statistics().unreleased == 0
 
 
-async def test_a_handoff_whose_block_ends_while_there_is_no_connection_is_not_released_later() -> (
-    None
-):
-    address = free_address()
-    async with (
-        scripted_coordinator(address) as coordinator,
-        open_client(address, close_timeout=0.1) as client,
-    ):
-        async with handed_over(coordinator, client) as prefilling:
-            coordinator.close()
-            await disconnected(client)
-            await prefilling.leave()
-        async with scripted_coordinator(address) as successor:
-            await until(lambda: client.statistics().connections == 2)
-            assert await sent(successor, client) == []
+async def test_a_handoff_whose_block_ends_while_there_is_no_connection_is_not_released_later(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    async with handed_over(coordinator, client) as prefilling:
+        coordinator.close()
+        await disconnected(client)
+        await prefilling.leave()
+    async with scripted_coordinator(coordinator.address) as successor:
+        await until(lambda: client.statistics().connections == 2)
+        assert await sent(successor, client) == []
+    await client.aclose()
     assert client.statistics().unreleased == 1
 
 
@@ -421,20 +412,17 @@ async def test_a_connection_that_is_lost_before_the_reply_is_told(
     assert client._exchange._scopes == 0
 
 
-async def test_a_reply_read_after_its_connection_was_lost_brings_nothing_to_release() -> None:
-    address = free_address()
-    async with (
-        scripted_coordinator(address) as coordinator,
-        open_client(address, close_timeout=0.1) as client,
-    ):
-        signals = client._exchange.signals
-        first = signals.hold(5, signals.epoch)
-        signals.on_lost()
-        second = signals.hold(6, signals.epoch - 1)
-        assert signals.unreleased == 2
-        signals.release(first)
-        signals.release(second)
-        assert await sent(coordinator, client) == []
+async def test_a_reply_read_after_its_connection_was_lost_brings_nothing_to_release(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    signals = client._exchange.signals
+    first = signals.hold(5, signals.epoch)
+    signals.on_lost()
+    second = signals.hold(6, signals.epoch - 1)
+    assert signals.unreleased == 2
+    signals.release(first)
+    signals.release(second)
+    assert await sent(coordinator, client) == []
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
@@ -636,15 +624,12 @@ async def cancel_after(
     scope.cancel()
 
 
-async def test_a_block_of_an_earlier_connection_releases_nobody_elses_handoff() -> None:
-    address = free_address()
-    async with (
-        scripted_coordinator(address) as coordinator,
-        open_client(address, close_timeout=0.1) as client,
-        handed_over(coordinator, client) as first,
-    ):
+async def test_a_block_of_an_earlier_connection_releases_nobody_elses_handoff(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    async with handed_over(coordinator, client) as first:
         coordinator.close()
-        async with scripted_coordinator(address) as successor:
+        async with scripted_coordinator(coordinator.address) as successor:
             await until(lambda: client.statistics().connections == 2)
             # The new engine counts as the old one did.
             async with handed_over(successor, client) as second:
