@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -28,9 +29,10 @@ from trio_infer.embedded import NgramModel, open_coordinator
 from trio_infer.protocol.dialect import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
-    from tests.peers import ScriptedCoordinator
+    from tests.peers import Received, ScriptedCoordinator
+    from trio_infer import CompletionStream
 
 EURO: Final = list("€".encode())
 LONG: Final = SamplingParams(num_tokens_to_generate=100_000)
@@ -74,12 +76,20 @@ class TakesBack(Bytes):
         return "?" * len(ids) if 0xFF in ids else super().decode(ids)
 
 
+@asynccontextmanager
+async def streaming(
+    coordinator: ScriptedCoordinator, client: InferenceClient, tokenizer: Bytes
+) -> AsyncGenerator[tuple[CompletionStream, Received]]:
+    """A stream, and what the coordinator has got of it."""
+    async with client.stream("hi", LONG, tokenizer=tokenizer) as stream:
+        yield stream, await coordinator.submission()
+
+
 async def test_a_character_split_over_deltas_comes_whole_and_once(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:
-    async with client.stream("hi", LONG, tokenizer=Bytes()) as stream:
+    async with streaming(coordinator, client, Bytes()) as (stream, submission):
         assert stream.text == ""
-        submission = await coordinator.submission()
         seen = []
         for tokens in ([97, EURO[0]], EURO[1:2], [EURO[2], 98]):
             coordinator.partial(submission, tokens)
@@ -95,8 +105,7 @@ async def test_a_character_split_over_deltas_comes_whole_and_once(
 async def test_half_a_character_at_the_end_comes_in_a_last_delta(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:
-    async with client.stream("hi", LONG, tokenizer=Bytes()) as stream:
-        submission = await coordinator.submission()
+    async with streaming(coordinator, client, Bytes()) as (stream, submission):
         coordinator.partial(submission, [97, EURO[0]])
         assert await stream.receive() == TokenDelta([97, EURO[0]], text="a")
         coordinator.reply(submission, [97, EURO[0]])
@@ -109,8 +118,7 @@ async def test_half_a_character_at_the_end_comes_in_a_last_delta(
 async def test_what_only_the_final_reply_brings_has_its_text(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:
-    async with client.stream("hi", LONG, tokenizer=Bytes()) as stream:
-        submission = await coordinator.submission()
+    async with streaming(coordinator, client, Bytes()) as (stream, submission):
         coordinator.partial(submission, [97, EURO[0]])
         assert (await stream.receive()).text == "a"
         coordinator.reply(submission, [97, *EURO, 98, EURO[0]])
@@ -123,8 +131,7 @@ async def test_what_only_the_final_reply_brings_has_its_text(
 async def test_the_text_stays_readable_when_the_block_was_left_early(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:
-    async with client.stream("hi", LONG, tokenizer=Bytes()) as stream:
-        submission = await coordinator.submission()
+    async with streaming(coordinator, client, Bytes()) as (stream, submission):
         coordinator.partial(submission, [97, EURO[0]])
         await stream.receive()
         coordinator.partial(submission, [EURO[1]])
@@ -138,8 +145,7 @@ async def test_the_text_stays_readable_when_the_block_was_left_early(
 async def test_the_text_is_whole_once_the_result_is_there(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:
-    async with client.stream("hi", LONG, tokenizer=Bytes()) as stream:
-        submission = await coordinator.submission()
+    async with streaming(coordinator, client, Bytes()) as (stream, submission):
         coordinator.partial(submission, [97, EURO[0]])
         await stream.receive()
         coordinator.reply(submission, [97, EURO[0]])
@@ -152,8 +158,7 @@ async def test_the_text_is_whole_once_the_result_is_there(
 async def test_finishing_early_leaves_the_whole_text(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:
-    async with client.stream("hi", LONG, tokenizer=Bytes()) as stream:
-        submission = await coordinator.submission()
+    async with streaming(coordinator, client, Bytes()) as (stream, submission):
         coordinator.partial(submission, [97])
         await stream.receive()
         coordinator.partial(submission, EURO)
@@ -230,8 +235,7 @@ async def test_what_is_no_tokenizer_is_refused_before_anything_is_sent(
 async def test_a_tokenizer_that_fails_ends_nothing_and_loses_nothing(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:
-    async with client.stream("hi", LONG, tokenizer=Failing(3)) as stream:
-        submission = await coordinator.submission()
+    async with streaming(coordinator, client, Failing(3)) as (stream, submission):
         coordinator.partial(submission, [97])
         with pytest.raises(KeyError, match="no such token"):
             await stream.receive()
@@ -267,8 +271,7 @@ async def test_a_request_is_aborted_once_when_its_tokenizer_fails_in_the_block(
 async def test_the_result_comes_whatever_the_tokenizer_does(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:
-    async with client.stream("hi", LONG, tokenizer=Failing(1)) as stream:
-        submission = await coordinator.submission()
+    async with streaming(coordinator, client, Failing(1)) as (stream, submission):
         coordinator.partial(submission, [97])
         coordinator.reply(submission, [97, 98])
         completion = await stream.result()
@@ -294,8 +297,7 @@ async def test_a_tokenizer_that_makes_no_str_is_told_of(
 async def test_text_that_is_taken_back_is_told_of_when_all_tokens_were_received(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:
-    async with client.stream("hi", LONG, tokenizer=TakesBack()) as stream:
-        submission = await coordinator.submission()
+    async with streaming(coordinator, client, TakesBack()) as (stream, submission):
         coordinator.partial(submission, [97])
         assert (await stream.receive()).text == "a"
         coordinator.reply(submission, [97, 0xFF])
@@ -310,8 +312,7 @@ async def test_text_that_is_taken_back_is_told_of_when_all_tokens_were_received(
 async def test_held_back_text_comes_before_the_error_that_a_request_ends_with(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:
-    async with client.stream("hi", LONG, tokenizer=Bytes()) as stream:
-        submission = await coordinator.submission()
+    async with streaming(coordinator, client, Bytes()) as (stream, submission):
         coordinator.partial(submission, EURO[:2])
         assert (await stream.receive()).text == ""
         coordinator.reply(submission, [], status="FAILED")
@@ -339,8 +340,7 @@ async def test_a_request_that_fails_without_tokens_says_so_whatever_the_tokenize
 async def test_the_error_that_a_request_ends_with_counts_more_than_its_text(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:
-    async with client.stream("hi", LONG, tokenizer=TakesBack()) as stream:
-        submission = await coordinator.submission()
+    async with streaming(coordinator, client, TakesBack()) as (stream, submission):
         coordinator.partial(submission, [97])
         await stream.receive()
         coordinator.partial(submission, [0xFF])
@@ -354,8 +354,7 @@ async def test_the_error_that_a_request_ends_with_counts_more_than_its_text(
 async def test_cancelling_a_receive_loses_no_text_and_ends_nothing(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:
-    async with client.stream("hi", LONG, tokenizer=Bytes()) as stream:
-        submission = await coordinator.submission()
+    async with streaming(coordinator, client, Bytes()) as (stream, submission):
         sofar = ""
         for token in [97, *EURO, 98]:
             coordinator.partial(submission, [token])
