@@ -24,6 +24,7 @@ __all__ = [
     "Result",
     "aborted",
     "asking",
+    "beside",
     "running_client",
     "submissions",
 ]
@@ -78,6 +79,13 @@ class Result:
     async def wait(self) -> Result:
         await self._done.wait()
         return self
+
+
+def beside(nursery: trio.Nursery, act: Callable[[], Any]) -> Result:
+    """Starts something beside the test, and is what comes of it."""
+    result = Result()
+    nursery.start_soon(result.run, act)
+    return result
 
 
 @asynccontextmanager

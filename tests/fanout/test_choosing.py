@@ -16,9 +16,9 @@ import trio.testing
 from tests.fanout.running import (
     EITHER_WAY,
     ERROR,
-    Result,
     aborted,
     asking,
+    beside,
     running_client,
     submissions,
 )
@@ -54,8 +54,7 @@ def says(*tokens: int) -> Callable[[Completion], bool]:
 async def test_the_first_that_ends_wins_and_the_others_are_aborted(
     coordinator: ScriptedCoordinator, client: InferenceClient, nursery: trio.Nursery
 ) -> None:
-    result = Result()
-    nursery.start_soon(result.run, lambda: race(client, asking("a", "b", "c")))
+    result = beside(nursery, lambda: race(client, asking("a", "b", "c")))
     running = await submissions(coordinator, 3)
     coordinator.reply(running[1], [7])
     assert (await result.wait()).value.generated_tokens == [7]
@@ -76,9 +75,8 @@ async def test_the_first_that_is_accepted_wins(
         await trio.lowlevel.checkpoint()
         return says(3)(completion)
 
-    result = Result()
     accept: Any = accept_slowly if slow else says(3)
-    nursery.start_soon(result.run, lambda: race(client, asking("a", "b", "c", "d"), accept=accept))
+    result = beside(nursery, lambda: race(client, asking("a", "b", "c", "d"), accept=accept))
     running = await submissions(coordinator, 4)
     for each in running[:3]:
         await trio.testing.wait_all_tasks_blocked()
@@ -100,8 +98,7 @@ async def test_one_that_is_hard_to_judge_does_not_hold_up_the_others(
             await trio.sleep_forever()
         return says(2)(completion)
 
-    result = Result()
-    nursery.start_soon(result.run, lambda: race(client, asking("a", "b"), accept=accept))
+    result = beside(nursery, lambda: race(client, asking("a", "b"), accept=accept))
     first, second = await submissions(coordinator, 2)
     coordinator.reply(first, [1])
     await until(lambda: judged)
@@ -112,8 +109,7 @@ async def test_one_that_is_hard_to_judge_does_not_hold_up_the_others(
 async def test_one_that_fails_does_not_end_the_race(
     coordinator: ScriptedCoordinator, client: InferenceClient, nursery: trio.Nursery
 ) -> None:
-    result = Result()
-    nursery.start_soon(result.run, lambda: race(client, asking("a", "b")))
+    result = beside(nursery, lambda: race(client, asking("a", "b")))
     first, second = await submissions(coordinator, 2)
     coordinator.reply(first, [], **ERROR)
     await trio.testing.wait_all_tasks_blocked()
@@ -124,10 +120,7 @@ async def test_one_that_fails_does_not_end_the_race(
 async def test_if_none_is_accepted_all_are_told_in_the_order_of_their_ends(
     coordinator: ScriptedCoordinator, client: InferenceClient, nursery: trio.Nursery
 ) -> None:
-    result = Result()
-    nursery.start_soon(
-        result.run, lambda: race(client, asking("a", "b", "c"), accept=lambda _: False)
-    )
+    result = beside(nursery, lambda: race(client, asking("a", "b", "c"), accept=lambda _: False))
     first, second, third = await submissions(coordinator, 3)
     coordinator.reply(third, [3])
     coordinator.reply(first, [], **ERROR)
@@ -146,8 +139,7 @@ async def test_if_none_is_accepted_all_are_told_in_the_order_of_their_ends(
 async def test_if_all_fail_they_are_told(
     coordinator: ScriptedCoordinator, client: InferenceClient, nursery: trio.Nursery
 ) -> None:
-    result = Result()
-    nursery.start_soon(result.run, lambda: race(client, asking("a", "b")))
+    result = beside(nursery, lambda: race(client, asking("a", "b")))
     for each in await submissions(coordinator, 2):
         coordinator.reply(each, [], **ERROR)
     error = (await result.wait()).error
@@ -180,9 +172,8 @@ async def test_what_accept_raises_ends_the_race_and_comes_out_bare(
         await trio.lowlevel.checkpoint()
         raise error
 
-    result = Result()
     judge: Any = accept_slowly if slow else accept
-    nursery.start_soon(result.run, lambda: race(client, asking("a", "b"), accept=judge))
+    result = beside(nursery, lambda: race(client, asking("a", "b"), accept=judge))
     first, _ = await submissions(coordinator, 2)
     coordinator.reply(first, [1])
     assert (await result.wait()).error is error
@@ -202,8 +193,7 @@ async def test_a_group_that_accept_raises_stays_whole(
     async def fail() -> None:
         raise LookupError
 
-    result = Result()
-    nursery.start_soon(result.run, lambda: race(client, asking("a"), accept=accept))
+    result = beside(nursery, lambda: race(client, asking("a"), accept=accept))
     coordinator.reply(await coordinator.submission(), [1])
     with pytest.RaisesGroup(LookupError):
         raise (await result.wait()).error or AssertionError
@@ -225,8 +215,7 @@ async def test_losers_are_aborted_before_judges_that_take_their_leave_slowly(
                 await trio.lowlevel.checkpoint()
         raise AssertionError
 
-    result = Result()
-    nursery.start_soon(result.run, lambda: race(client, asking("a", "b", "c"), accept=accept))
+    result = beside(nursery, lambda: race(client, asking("a", "b", "c"), accept=accept))
     first, second, _ = await submissions(coordinator, 3)
     coordinator.reply(first, [1])
     await trio.testing.wait_all_tasks_blocked()
@@ -255,10 +244,9 @@ async def test_a_wrong_entrant_ends_the_race(
 async def test_the_best_is_chosen_and_all_are_told(
     coordinator: ScriptedCoordinator, client: InferenceClient, nursery: trio.Nursery
 ) -> None:
-    result = Result()
     params = SamplingParams(num_tokens_to_generate=5)
-    nursery.start_soon(
-        result.run,
+    result = beside(
+        nursery,
         lambda: best_of(client, "a", params, n=3, score=lambda each: each.generated_tokens[0]),
     )
     running = await submissions(coordinator, 3)
@@ -294,8 +282,7 @@ async def test_the_first_that_is_good_enough_ends_the_search(
     nursery: trio.Nursery,
     score: Callable[[Completion], Any],
 ) -> None:
-    result = Result()
-    nursery.start_soon(result.run, lambda: best_of(client, "a", n=4, score=score, good_enough=7))
+    result = beside(nursery, lambda: best_of(client, "a", n=4, score=score, good_enough=7))
     running = await submissions(coordinator, 4)
     for each, token in zip(running[:2], (5, 7), strict=True):
         await trio.testing.wait_all_tasks_blocked()
@@ -311,8 +298,7 @@ async def test_the_first_that_is_good_enough_ends_the_search(
 async def test_of_equally_good_ones_the_first_to_end_is_chosen(
     coordinator: ScriptedCoordinator, client: InferenceClient, nursery: trio.Nursery
 ) -> None:
-    result = Result()
-    nursery.start_soon(result.run, lambda: best_of(client, "a", n=3, score=lambda _: 1))
+    result = beside(nursery, lambda: best_of(client, "a", n=3, score=lambda _: 1))
     running = await submissions(coordinator, 3)
     for each in (running[1], running[0], running[2]):
         coordinator.reply(each, [each.id])
@@ -327,8 +313,7 @@ async def test_one_that_is_hard_to_score_does_not_hold_up_the_search(
             await trio.sleep_forever()
         return 1.0
 
-    result = Result()
-    nursery.start_soon(result.run, lambda: best_of(client, "a", n=2, score=score, good_enough=1))
+    result = beside(nursery, lambda: best_of(client, "a", n=2, score=score, good_enough=1))
     first, second = await submissions(coordinator, 2)
     coordinator.reply(first, [1])
     await trio.testing.wait_all_tasks_blocked()
@@ -354,8 +339,7 @@ async def test_a_score_that_is_no_number_is_refused_rather_than_compared(
     score: Any,
     error: type[Exception],
 ) -> None:
-    result = Result()
-    nursery.start_soon(result.run, lambda: best_of(client, "a", n=2, score=lambda _: score))
+    result = beside(nursery, lambda: best_of(client, "a", n=2, score=lambda _: score))
     first, _ = await submissions(coordinator, 2)
     coordinator.reply(first, [1])
     with pytest.raises(error, match="the score"):
@@ -371,10 +355,7 @@ async def test_scores_of_numpy_and_below_zero_are_numbers(
         return np.float32(-score_of(completion))
 
     enough: Any = np.int64(-3)
-    result = Result()
-    nursery.start_soon(
-        result.run, lambda: best_of(client, "a", n=3, score=score, good_enough=enough)
-    )
+    result = beside(nursery, lambda: best_of(client, "a", n=3, score=score, good_enough=enough))
     for each, token in zip(await submissions(coordinator, 3), (5, 3, 7), strict=True):
         coordinator.reply(each, [token])
     best = (await result.wait()).value
@@ -384,8 +365,7 @@ async def test_scores_of_numpy_and_below_zero_are_numbers(
 async def test_failures_are_not_scored_and_do_not_end_the_search(
     coordinator: ScriptedCoordinator, client: InferenceClient, nursery: trio.Nursery
 ) -> None:
-    result = Result()
-    nursery.start_soon(result.run, lambda: best_of(client, "a", n=3, score=score_of))
+    result = beside(nursery, lambda: best_of(client, "a", n=3, score=score_of))
     first, second, third = await submissions(coordinator, 3)
     coordinator.reply(first, [], **ERROR)
     coordinator.reply(second, [2])
@@ -398,8 +378,7 @@ async def test_failures_are_not_scored_and_do_not_end_the_search(
 async def test_if_all_samples_fail_they_are_told(
     coordinator: ScriptedCoordinator, client: InferenceClient, nursery: trio.Nursery
 ) -> None:
-    result = Result()
-    nursery.start_soon(result.run, lambda: best_of(client, "a", n=2, score=score_of))
+    result = beside(nursery, lambda: best_of(client, "a", n=2, score=score_of))
     for each in await submissions(coordinator, 2):
         coordinator.reply(each, [], **ERROR)
     error = (await result.wait()).error
@@ -420,8 +399,7 @@ async def test_what_score_raises_ends_the_search_and_comes_out_bare(
             raise error
         return 1.0
 
-    result = Result()
-    nursery.start_soon(result.run, lambda: best_of(client, "a", n=3, score=score))
+    result = beside(nursery, lambda: best_of(client, "a", n=3, score=score))
     first, second, _ = await submissions(coordinator, 3)
     coordinator.reply(first, [1])
     coordinator.reply(second, [2])
@@ -448,9 +426,8 @@ async def test_wrong_arguments_are_refused_before_anything_is_sent(
 async def test_samples_take_what_a_single_request_takes(
     coordinator: ScriptedCoordinator, client: InferenceClient, nursery: trio.Nursery
 ) -> None:
-    result = Result()
-    nursery.start_soon(
-        result.run,
+    result = beside(
+        nursery,
         lambda: best_of(
             client,
             [1, 2],
@@ -486,8 +463,7 @@ async def test_a_client_that_yields_no_completions_is_refused(
 async def test_a_lost_connection_is_told_of_each_that_ran(
     coordinator: ScriptedCoordinator, client: InferenceClient, nursery: trio.Nursery, helper: str
 ) -> None:
-    result = Result()
-    nursery.start_soon(result.run, lambda: started(helper, client))
+    result = beside(nursery, lambda: started(helper, client))
     running = await submissions(coordinator, 2)
     coordinator.reply(running[0], [1])
     await trio.testing.wait_all_tasks_blocked()
@@ -512,8 +488,7 @@ async def started(helper: str, client: InferenceClient, judge: Any = None) -> An
 async def test_a_client_that_is_closed_is_told(
     coordinator: ScriptedCoordinator, client: InferenceClient, nursery: trio.Nursery, helper: str
 ) -> None:
-    result = Result()
-    nursery.start_soon(result.run, lambda: started(helper, client))
+    result = beside(nursery, lambda: started(helper, client))
     await submissions(coordinator, 2)
     await client.aclose()
     await result.wait()
@@ -587,8 +562,7 @@ def test_judges_errors_come_out_alike_whether_exception_groups_are_strict_or_not
 async def test_none_accepted_reaches_the_parent_of_a_worker_process(
     coordinator: ScriptedCoordinator, client: InferenceClient, nursery: trio.Nursery
 ) -> None:
-    result = Result()
-    nursery.start_soon(result.run, lambda: race(client, asking("a", "b"), accept=says(9)))
+    result = beside(nursery, lambda: race(client, asking("a", "b"), accept=says(9)))
     first, second = await submissions(coordinator, 2)
     coordinator.reply(first, [], **ERROR)
     coordinator.reply(second, [2])

@@ -17,6 +17,7 @@ from tests.fanout.running import (
     Result,
     aborted,
     asking,
+    beside,
     running_client,
     submissions,
 )
@@ -43,9 +44,7 @@ REQUEST = GenerateRequest("hi", SamplingParams(num_tokens_to_generate=40))
 @pytest.fixture
 def hedged(client: InferenceClient, nursery: trio.Nursery) -> Result:
     """What comes of a request whose first copy is given ten seconds."""
-    result = Result()
-    nursery.start_soon(result.run, lambda: hedge(client, REQUEST, after=10))
-    return result
+    return beside(nursery, lambda: hedge(client, REQUEST, after=10))
 
 
 # One copy
@@ -175,8 +174,7 @@ async def test_if_both_fail_the_first_ones_error_comes_out_bare(
 async def test_both_at_once_if_nothing_is_waited_for(
     coordinator: ScriptedCoordinator, client: InferenceClient, nursery: trio.Nursery
 ) -> None:
-    result = Result()
-    nursery.start_soon(result.run, lambda: hedge(client, REQUEST, after=0))
+    result = beside(nursery, lambda: hedge(client, REQUEST, after=0))
     _, second = await submissions(coordinator, 2)
     coordinator.reply(second, [2])
     assert (await result.wait()).value.generated_tokens == [2]
@@ -188,8 +186,7 @@ async def test_a_second_copy_that_waits_for_its_turn_in_vain_does_no_harm(
     coordinator: ScriptedCoordinator, nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     async with open_client(coordinator.address, max_in_flight=1) as client:
-        result = Result()
-        nursery.start_soon(result.run, lambda: hedge(client, REQUEST, after=10))
+        result = beside(nursery, lambda: hedge(client, REQUEST, after=10))
         first = await coordinator.submission()
         await trio.sleep(1000)
         assert (client.statistics().in_flight, client.statistics().waiting) == (1, 1)
@@ -205,8 +202,7 @@ async def test_a_second_copy_that_waited_for_its_turn_takes_over_from_one_that_f
     coordinator: ScriptedCoordinator, nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     async with open_client(coordinator.address, max_in_flight=1) as client:
-        result = Result()
-        nursery.start_soon(result.run, lambda: hedge(client, REQUEST, after=10))
+        result = beside(nursery, lambda: hedge(client, REQUEST, after=10))
         first = await coordinator.submission()
         await trio.sleep(1000)
         coordinator.reply(first, [], **ERROR)
@@ -221,8 +217,7 @@ async def test_the_silence_is_counted_from_when_the_request_was_handed_over(
     async with open_client(coordinator.address, max_in_flight=1) as client:
         async with client.stream("before"):
             await coordinator.submission()
-            result = Result()
-            nursery.start_soon(result.run, lambda: hedge(client, REQUEST, after=10))
+            result = beside(nursery, lambda: hedge(client, REQUEST, after=10))
             await trio.sleep(1000)
             assert client.statistics().waiting == 1
         first = await coordinator.submission()
@@ -240,8 +235,7 @@ async def test_where_nothing_streams_only_the_end_counts_as_a_word(
         open_client(coordinator.address, dialect="0.19", close_timeout=1) as client,
     ):
         assert not client.dialect.can_stream
-        result = Result()
-        nursery.start_soon(result.run, lambda: hedge(client, REQUEST, after=10))
+        result = beside(nursery, lambda: hedge(client, REQUEST, after=10))
         first, second = await copies(coordinator)
         coordinator.reply(second, [2])
         assert (await result.wait()).value.generated_tokens == [2]
@@ -320,8 +314,7 @@ async def test_both_copies_are_whole(
     for request, kind in zip(
         requests, (Kind.SUBMIT_REQUEST, Kind.SUBMIT_REQUEST_WITH_KV), strict=True
     ):
-        result = Result()
-        nursery.start_soon(result.run, partial(hedge, client, request, after=0))
+        result = beside(nursery, partial(hedge, client, request, after=0))
         first, second = [(await coordinator.next(kind)) for _ in range(2)]
         for each in (first, second):
             assert each.message.offload_params == request.offload_params
