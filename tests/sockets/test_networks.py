@@ -232,57 +232,47 @@ async def test_a_flood_lets_other_tasks_run(ends: Ends, monkeypatch: pytest.Monk
 
 
 @pytest.fixture
-def clock(autojump_clock: trio.testing.MockClock) -> trio.testing.MockClock:
-    return autojump_clock
-
-
-def memory_ends(nursery: trio.Nursery) -> Ends:
+def ends_in_memory(nursery: trio.Nursery) -> Ends:
     return Ends(network_of("memory://here"), nursery, "memory://here")
 
 
 async def test_a_frozen_peer_takes_nothing_and_then_everything(
-    clock: trio.testing.MockClock,
+    autojump_clock: trio.testing.MockClock, ends_in_memory: Ends
 ) -> None:
-    async with trio.open_nursery() as nursery:
-        ends = memory_ends(nursery)
-        router = ends.router()
-        dealer = await up(ends.dealer())
-        router.socket.freeze()
-        dealer.socket.send([b"hi"])
-        late = ends.dealer()
-        await trio.sleep(LINK.heartbeat_timeout - 1)
-        assert router.messages == []
-        assert late.events == [LinkEvent.REACHED]
-        router.socket.thaw()
-        router.socket.thaw()
-        await up(late)
-        await trio.sleep(math.floor(LINK.heartbeat_timeout) * 2)
-        assert len(router.messages) == 1
-        assert LinkEvent.DOWN not in dealer.events
-        nursery.cancel_scope.cancel()
+    router = ends_in_memory.router()
+    dealer = await up(ends_in_memory.dealer())
+    router.socket.freeze()
+    dealer.socket.send([b"hi"])
+    late = ends_in_memory.dealer()
+    await trio.sleep(LINK.heartbeat_timeout - 1)
+    assert router.messages == []
+    assert late.events == [LinkEvent.REACHED]
+    router.socket.thaw()
+    router.socket.thaw()
+    await up(late)
+    await trio.sleep(math.floor(LINK.heartbeat_timeout) * 2)
+    assert len(router.messages) == 1
+    assert LinkEvent.DOWN not in dealer.events
 
 
 async def test_a_peer_frozen_for_too_long_counts_as_gone_and_finds_so_too(
-    clock: trio.testing.MockClock,
+    autojump_clock: trio.testing.MockClock, ends_in_memory: Ends
 ) -> None:
-    async with trio.open_nursery() as nursery:
-        ends = memory_ends(nursery)
-        router = ends.router()
-        dealer = await up(ends.dealer())
+    router = ends_in_memory.router()
+    dealer = await up(ends_in_memory.dealer())
+    dealer.socket.send([b"hi"])
+    await until(lambda: router.messages)
+    await trio.sleep(5)
+    began = trio.current_time()
+    router.socket.freeze()
+    router.socket.freeze()
+    await until(lambda: LinkEvent.DOWN in dealer.events)
+    assert trio.current_time() - began == pytest.approx(LINK.heartbeat_timeout, abs=0.01)
+    router.socket.thaw()
+    with pytest.raises(NotConnected):
+        router.socket.send([router.messages[0][0], b"hi"])
+    with pytest.raises(NotConnected):
         dealer.socket.send([b"hi"])
-        await until(lambda: router.messages)
-        await trio.sleep(5)
-        began = trio.current_time()
-        router.socket.freeze()
-        router.socket.freeze()
-        await until(lambda: LinkEvent.DOWN in dealer.events)
-        assert trio.current_time() - began == pytest.approx(LINK.heartbeat_timeout, abs=0.01)
-        router.socket.thaw()
-        with pytest.raises(NotConnected):
-            router.socket.send([router.messages[0][0], b"hi"])
-        with pytest.raises(NotConnected):
-            dealer.socket.send([b"hi"])
-        nursery.cancel_scope.cancel()
 
 
 async def test_names_are_found_for_those_who_ask_for_any() -> None:
