@@ -21,6 +21,7 @@ from tests.echoing import HELD, echoing
 from tests.peers import Received, ScriptedCoordinator, finished, scripted_coordinator
 from tests.stepping import Moment, run_at_each_step
 from tests.ticks import arrive
+from tests.turns import turns_during
 from tests.waiting import disconnected, settled, until
 from trio_infer import (
     Completion,
@@ -1076,21 +1077,12 @@ async def with_unread(
 async def test_who_iterates_over_outcomes_that_are_there_does_not_stop_all_others(
     coordinator: ScriptedCoordinator, client: InferenceClient, count: int, others: dict[str, Any]
 ) -> None:
-    turns = 0
-
-    async def count_turns() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await trio.lowlevel.checkpoint()
-
-    async with client.open_group() as group, trio.open_nursery() as nursery:
-        await with_unread(coordinator, client, group, count, **others)
-        nursery.start_soon(count_turns)
-        await until(lambda: turns > 0)
-        turns = 0
+    async def iterate() -> None:
         assert len(await all_of(group)) == count
-        nursery.cancel_scope.cancel()
+
+    async with client.open_group() as group:
+        await with_unread(coordinator, client, group, count, **others)
+        turns = await turns_during(iterate)
     assert turns >= (4 if count == 200 else 2)
     assert turns < count or count < 10, "they ran for each outcome"
 

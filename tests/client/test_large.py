@@ -14,6 +14,7 @@ import trio
 import zmq
 
 from tests.large.bodies import TOP_K, large_reply
+from tests.turns import turns_during
 from tests.waiting import until
 from trio_infer import Completion, InferenceClient, RemoteProtocolError, open_client
 from trio_infer.protocol import unpacking
@@ -266,53 +267,35 @@ async def test_a_large_reply_that_makes_no_sense_costs_its_request_alone(
 async def test_a_stream_left_unread_for_long_is_read_while_other_tasks_run(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:
-    ticks = 0
-
-    async def tick() -> None:
-        nonlocal ticks
-        while True:
-            await trio.lowlevel.checkpoint()
-            ticks += 1
-
     count = 20_000
-    async with trio.open_nursery() as nursery, client.stream("slow") as stream:
+
+    async def read() -> None:
+        assert (await stream.receive()).tokens == [*range(count)]
+
+    async with client.stream("slow") as stream:
         submission = await coordinator.submission()
         for token in range(count):
             coordinator.partial(submission, [token])
         coordinator.reply(submission, [*range(count)])
         await until(lambda: stream.finished)
-        nursery.start_soon(tick)
-        await trio.lowlevel.checkpoint()
-        ticks = 0
-        assert (await stream.receive()).tokens == [*range(count)]
-        assert ticks >= count // 256
-        nursery.cancel_scope.cancel()
+        assert await turns_during(read) >= count // 256
 
 
 @pytest.mark.slow
 async def test_other_tasks_run_while_many_partials_are_read_that_are_nearly_large(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:
-    ticks = 0
-
-    async def tick() -> None:
-        nonlocal ticks
-        while True:
-            await trio.lowlevel.checkpoint()
-            ticks += 1
-
     tokens = [7] * (HEAVY_BODY - 1000)
-    async with trio.open_nursery() as nursery, client.stream("slow") as stream:
+
+    async def read() -> None:
+        assert (await stream.receive()).tokens == tokens * 50
+
+    async with client.stream("slow") as stream:
         submission = await coordinator.submission()
         for _ in range(50):
             coordinator.partial(submission, tokens)
         await until(lambda: len(stream._reception._undecoded) == 50)
-        nursery.start_soon(tick)
-        await trio.lowlevel.checkpoint()
-        ticks = 0
-        assert (await stream.receive()).tokens == tokens * 50
-        assert ticks >= 20
-        nursery.cancel_scope.cancel()
+        assert await turns_during(read) >= 20
 
 
 def frames_held() -> int:
