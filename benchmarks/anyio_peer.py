@@ -14,7 +14,7 @@ import msgpack
 import trio
 import zmq
 import zmq_anyio
-from client import SUBMITTED_AT_ONCE, ticking
+from client import SUBMITTED_AT_ONCE, ticking, under_trio
 from floor import PAUSE, request, stamps
 from measuring import Figures, median
 
@@ -92,7 +92,8 @@ async def opened(address: str) -> AsyncIterator[Client]:
                 nursery.cancel_scope.cancel()
 
 
-async def _round_trip(address: str, count: int) -> Figures:
+@under_trio
+async def round_trip(address: str, count: int) -> Figures:
     params = SamplingParams().serialize()
     figures, times = Figures(), []
     async with opened(address) as client, ticking(figures, ticks=False):
@@ -104,11 +105,8 @@ async def _round_trip(address: str, count: int) -> Figures:
     return figures
 
 
-def round_trip(address: str, count: int) -> Figures:
-    return trio.run(_round_trip, address, count)
-
-
-async def _group(address: str, count: int, in_flight: int, ticks: bool) -> Figures:
+@under_trio
+async def group(address: str, count: int, in_flight: int, *, ticks: bool = False) -> Figures:
     params = SamplingParams().serialize()
     figures = Figures()
     inbox, replies = trio.open_memory_channel[dict[str, Any]](math.inf)
@@ -124,11 +122,8 @@ async def _group(address: str, count: int, in_flight: int, ticks: bool) -> Figur
     return figures
 
 
-def group(address: str, count: int, in_flight: int, *, ticks: bool = False) -> Figures:
-    return trio.run(_group, address, count, in_flight, ticks)
-
-
-async def _tasks(address: str, at_once: int, times: int, ticks: bool) -> Figures:
+@under_trio
+async def tasks(address: str, at_once: int, times: int, *, ticks: bool = False) -> Figures:
     params = SamplingParams().serialize()
     figures = Figures()
     async with opened(address) as client, ticking(figures, ticks=ticks):
@@ -139,11 +134,10 @@ async def _tasks(address: str, at_once: int, times: int, ticks: bool) -> Figures
     return figures
 
 
-def tasks(address: str, at_once: int, times: int, *, ticks: bool = False) -> Figures:
-    return trio.run(_tasks, address, at_once, times, ticks)
-
-
-async def _streams(address: str, at_once: int, times: int, pause: float, ticks: bool) -> Figures:
+@under_trio
+async def streams(
+    address: str, at_once: int, times: int, pause: float = 0.0, *, ticks: bool = False
+) -> Figures:
     params = SamplingParams(streaming=True).serialize()
     asked = {"pause": pause} if pause else None
     figures = Figures()
@@ -155,13 +149,8 @@ async def _streams(address: str, at_once: int, times: int, pause: float, ticks: 
     return figures
 
 
-def streams(
-    address: str, at_once: int, times: int, pause: float = 0.0, *, ticks: bool = False
-) -> Figures:
-    return trio.run(_streams, address, at_once, times, pause, ticks)
-
-
-async def _cancel(address: str, count: int) -> Figures:
+@under_trio
+async def cancel(address: str, count: int) -> Figures:
     params = SamplingParams().serialize()
     figures, times = Figures(), []
     with stamps(address) as arrivals:
@@ -176,7 +165,3 @@ async def _cancel(address: str, count: int) -> Figures:
                 times.append(arrivals.next() - start)
     figures.seconds = median(times)
     return figures
-
-
-def cancel(address: str, count: int) -> Figures:
-    return trio.run(_cancel, address, count)

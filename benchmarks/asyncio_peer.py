@@ -15,7 +15,7 @@ import zmq
 import zmq.asyncio
 from client import SUBMITTED_AT_ONCE
 from floor import PAUSE, request, stamps
-from measuring import TICK, Figures, median
+from measuring import TICK, Figures, median, under
 
 from trio_infer import SamplingParams
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine, Iterator
 
 NAME = "zmq.asyncio"
+
+under_asyncio = under(lambda work: asyncio.run(work()))
 
 
 class Client:
@@ -112,7 +114,8 @@ async def ticking(figures: Figures, *, ticks: bool) -> AsyncIterator[None]:
     await asyncio.sleep(0)  # the last tick is noted as it is cancelled
 
 
-async def _round_trip(address: str, count: int) -> Figures:
+@under_asyncio
+async def round_trip(address: str, count: int) -> Figures:
     params = SamplingParams().serialize()
     figures, times = Figures(), []
     async with opened(address) as client, ticking(figures, ticks=False):
@@ -124,11 +127,8 @@ async def _round_trip(address: str, count: int) -> Figures:
     return figures
 
 
-def round_trip(address: str, count: int) -> Figures:
-    return asyncio.run(_round_trip(address, count))
-
-
-async def _group(address: str, count: int, in_flight: int, ticks: bool) -> Figures:
+@under_asyncio
+async def group(address: str, count: int, in_flight: int, *, ticks: bool = False) -> Figures:
     params = SamplingParams().serialize()
     figures = Figures()
     async with opened(address) as client, ticking(figures, ticks=ticks):
@@ -144,11 +144,8 @@ async def _group(address: str, count: int, in_flight: int, ticks: bool) -> Figur
     return figures
 
 
-def group(address: str, count: int, in_flight: int, *, ticks: bool = False) -> Figures:
-    return asyncio.run(_group(address, count, in_flight, ticks))
-
-
-async def _tasks(address: str, at_once: int, times: int, ticks: bool) -> Figures:
+@under_asyncio
+async def tasks(address: str, at_once: int, times: int, *, ticks: bool = False) -> Figures:
     params = SamplingParams().serialize()
     figures = Figures()
     async with opened(address) as client, ticking(figures, ticks=ticks):
@@ -159,11 +156,10 @@ async def _tasks(address: str, at_once: int, times: int, ticks: bool) -> Figures
     return figures
 
 
-def tasks(address: str, at_once: int, times: int, *, ticks: bool = False) -> Figures:
-    return asyncio.run(_tasks(address, at_once, times, ticks))
-
-
-async def _streams(address: str, at_once: int, times: int, pause: float, ticks: bool) -> Figures:
+@under_asyncio
+async def streams(
+    address: str, at_once: int, times: int, pause: float = 0.0, *, ticks: bool = False
+) -> Figures:
     params = SamplingParams(streaming=True).serialize()
     asked = {"pause": pause} if pause else None
     figures = Figures()
@@ -175,13 +171,8 @@ async def _streams(address: str, at_once: int, times: int, pause: float, ticks: 
     return figures
 
 
-def streams(
-    address: str, at_once: int, times: int, pause: float = 0.0, *, ticks: bool = False
-) -> Figures:
-    return asyncio.run(_streams(address, at_once, times, pause, ticks))
-
-
-async def _cancel(address: str, count: int) -> Figures:
+@under_asyncio
+async def cancel(address: str, count: int) -> Figures:
     params = SamplingParams().serialize()
     figures, times = Figures(), []
     with stamps(address) as arrivals:
@@ -197,7 +188,3 @@ async def _cancel(address: str, count: int) -> Figures:
                 times.append(arrivals.next() - start)
     figures.seconds = median(times)
     return figures
-
-
-def cancel(address: str, count: int) -> Figures:
-    return asyncio.run(_cancel(address, count))

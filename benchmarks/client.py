@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 from floor import PAUSE, PROMPT, stamps
-from measuring import TICK, Figures, median
+from measuring import TICK, Figures, median, under
 
 from trio_infer import GenerateRequest, InferenceClient, SamplingParams, open_client
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 NAME = "trio-infer"
 
 SUBMITTED_AT_ONCE = 64  # requests, before other tasks have their turn
+
+under_trio = under(trio.run)
 
 
 @asynccontextmanager
@@ -39,7 +41,9 @@ async def ticking(figures: Figures, *, ticks: bool) -> AsyncIterator[None]:
         nursery.cancel_scope.cancel()
 
 
-async def _round_trip(address: str, count: int, dialect: str) -> Figures:
+@under_trio
+async def round_trip(address: str, count: int, dialect: str = "framed") -> Figures:
+    """A `generate` at a time."""
     params = SamplingParams()
     figures, times = Figures(), []
     async with open_client(address, dialect=dialect) as client, ticking(figures, ticks=False):
@@ -51,12 +55,11 @@ async def _round_trip(address: str, count: int, dialect: str) -> Figures:
     return figures
 
 
-def round_trip(address: str, count: int, dialect: str = "framed") -> Figures:
-    """A `generate` at a time."""
-    return trio.run(_round_trip, address, count, dialect)
-
-
-async def _group(address: str, count: int, in_flight: int, dialect: str, ticks: bool) -> Figures:
+@under_trio
+async def group(
+    address: str, count: int, in_flight: int, dialect: str = "framed", *, ticks: bool = False
+) -> Figures:
+    """All of them in one group."""
     request = GenerateRequest(PROMPT, SamplingParams())
     figures = Figures()
     async with (
@@ -77,14 +80,9 @@ async def _group(address: str, count: int, in_flight: int, dialect: str, ticks: 
     return figures
 
 
-def group(
-    address: str, count: int, in_flight: int, dialect: str = "framed", *, ticks: bool = False
-) -> Figures:
-    """All of them in one group."""
-    return trio.run(_group, address, count, in_flight, dialect, ticks)
-
-
-async def _tasks(address: str, at_once: int, times: int, ticks: bool) -> Figures:
+@under_trio
+async def tasks(address: str, at_once: int, times: int, *, ticks: bool = False) -> Figures:
+    """A task for each, which does one `generate`."""
     params = SamplingParams()
     figures = Figures()
     async with open_client(address) as client, ticking(figures, ticks=ticks):
@@ -95,14 +93,17 @@ async def _tasks(address: str, at_once: int, times: int, ticks: bool) -> Figures
     return figures
 
 
-def tasks(address: str, at_once: int, times: int, *, ticks: bool = False) -> Figures:
-    """A task for each, which does one `generate`."""
-    return trio.run(_tasks, address, at_once, times, ticks)
-
-
-async def _streams(
-    address: str, at_once: int, times: int, pause: float, dialect: str, *, ticks: bool
+@under_trio
+async def streams(
+    address: str,
+    at_once: int,
+    times: int,
+    pause: float = 0.0,
+    dialect: str = "framed",
+    *,
+    ticks: bool = False,
 ) -> Figures:
+    """A task for each stream."""
     params = SamplingParams()
     asked: dict[str, Any] = {"offload_params": {"pause": pause}} if pause else {}
     figures = Figures()
@@ -123,20 +124,9 @@ async def _streams(
     return figures
 
 
-def streams(
-    address: str,
-    at_once: int,
-    times: int,
-    pause: float = 0.0,
-    dialect: str = "framed",
-    *,
-    ticks: bool = False,
-) -> Figures:
-    """A task for each stream."""
-    return trio.run(partial(_streams, ticks=ticks), address, at_once, times, pause, dialect)
-
-
-async def _cancel(address: str, count: int) -> Figures:
+@under_trio
+async def cancel(address: str, count: int) -> Figures:
+    """A cancelled `generate`, from the cancellation to the arrival of its ABORT."""
     params = SamplingParams()
     figures, times = Figures(), []
     with stamps(address) as arrivals:
@@ -152,8 +142,3 @@ async def _cancel(address: str, count: int) -> Figures:
                 times.append(arrivals.next() - start)
     figures.seconds = median(times)
     return figures
-
-
-def cancel(address: str, count: int) -> Figures:
-    """A cancelled `generate`, from the cancellation to the arrival of its ABORT."""
-    return trio.run(_cancel, address, count)

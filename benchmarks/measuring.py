@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Coroutine, Iterator
+
+_P = ParamSpec("_P")
 
 TICK = 0.001
 
@@ -47,3 +50,18 @@ class Figures:
 
 def median(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
+
+
+def under(
+    run: Callable[[Callable[[], Coroutine[Any, Any, Figures]]], Figures],
+) -> Callable[[Callable[_P, Coroutine[Any, Any, Figures]]], Callable[_P, Figures]]:
+    """Lets each call of a workload be a run of its own, such as `trio.run`."""
+
+    def decorate(work: Callable[_P, Coroutine[Any, Any, Figures]]) -> Callable[_P, Figures]:
+        @wraps(work)
+        def run_work(*args: _P.args, **kwargs: _P.kwargs) -> Figures:
+            return run(partial(work, *args, **kwargs))
+
+        return run_work
+
+    return decorate

@@ -12,7 +12,7 @@ import warnings
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from asyncio_peer import ticking
+from asyncio_peer import ticking, under_asyncio
 from client import SUBMITTED_AT_ONCE
 from floor import PROMPT
 from measuring import Figures, median
@@ -61,7 +61,8 @@ async def opened(address: str) -> AsyncIterator[Any]:
         client.stop()
 
 
-async def _round_trip(address: str, count: int) -> Figures:
+@under_asyncio
+async def round_trip(address: str, count: int, dialect: str) -> Figures:
     params, figures, times = Params(), Figures(), []
     async with opened(address) as client, ticking(figures, ticks=False):
         for _ in range(count):
@@ -72,11 +73,10 @@ async def _round_trip(address: str, count: int) -> Figures:
     return figures
 
 
-def round_trip(address: str, count: int, dialect: str) -> Figures:
-    return asyncio.run(_round_trip(address, count))
-
-
-async def _group(address: str, count: int, in_flight: int, ticks: bool) -> Figures:
+@under_asyncio
+async def group(
+    address: str, count: int, in_flight: int, dialect: str, *, ticks: bool = False
+) -> Figures:
     params, figures = Params(), Figures()
     async with opened(address) as client, ticking(figures, ticks=ticks):
         futures = []
@@ -91,13 +91,10 @@ async def _group(address: str, count: int, in_flight: int, ticks: bool) -> Figur
     return figures
 
 
-def group(
-    address: str, count: int, in_flight: int, dialect: str, *, ticks: bool = False
+@under_asyncio
+async def streams(
+    address: str, at_once: int, times: int, dialect: str, *, ticks: bool = False
 ) -> Figures:
-    return asyncio.run(_group(address, count, in_flight, ticks))
-
-
-async def _streams(address: str, at_once: int, times: int, ticks: bool) -> Figures:
     params, figures = Params(streaming=True), Figures()
 
     async def read(client: Any) -> None:
@@ -110,9 +107,3 @@ async def _streams(address: str, at_once: int, times: int, ticks: bool) -> Figur
                 for _ in range(at_once):
                     tasks.create_task(read(client))
     return figures
-
-
-def streams(
-    address: str, at_once: int, times: int, dialect: str, *, ticks: bool = False
-) -> Figures:
-    return asyncio.run(_streams(address, at_once, times, ticks))
