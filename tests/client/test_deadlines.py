@@ -93,16 +93,21 @@ class Asked:
         return self.completion
 
 
-def ask(
-    nursery: trio.Nursery,
-    client: InferenceClient,
-    seconds: float,
-    params: SamplingParams = LONG,
-    **others: Any,
-) -> Asked:
-    asked = Asked()
-    nursery.start_soon(partial(asked.run, client, seconds, "hi", params, **others))
-    return asked
+Ask = Callable[..., Asked]
+
+
+@pytest.fixture
+def ask(nursery: trio.Nursery) -> Ask:
+    """Makes requests with a deadline, each in a task of its own."""
+
+    def ask(
+        client: InferenceClient, seconds: float, params: SamplingParams = LONG, **others: Any
+    ) -> Asked:
+        asked = Asked()
+        nursery.start_soon(partial(asked.run, client, seconds, "hi", params, **others))
+        return asked
+
+    return ask
 
 
 class Failing:
@@ -132,12 +137,9 @@ def counted(client: InferenceClient, *names: str) -> tuple[int, ...]:
 
 
 async def test_a_request_that_ends_in_time_is_returned_whole_and_not_aborted(
-    autojump_clock: Clock,
-    coordinator: ScriptedCoordinator,
-    client: InferenceClient,
-    nursery: trio.Nursery,
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, client: InferenceClient, ask: Ask
 ) -> None:
-    asked = ask(nursery, client, 5.0, SamplingParams(num_tokens_to_generate=3))
+    asked = ask(client, 5.0, SamplingParams(num_tokens_to_generate=3))
     submission = await coordinator.submission()
     await trio.sleep(1)
     coordinator.partial(submission, [1])
@@ -154,13 +156,10 @@ async def test_a_request_that_ends_in_time_is_returned_whole_and_not_aborted(
 
 
 async def test_at_the_deadline_the_engines_last_reply_is_the_completion(
-    autojump_clock: Clock,
-    coordinator: ScriptedCoordinator,
-    client: InferenceClient,
-    nursery: trio.Nursery,
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, client: InferenceClient, ask: Ask
 ) -> None:
     coordinator.answers_aborts = False
-    asked = ask(nursery, client, 5.0)
+    asked = ask(client, 5.0)
     submission = await coordinator.submission()
     coordinator.partial(submission, [104])
     await coordinator.abort()
@@ -177,13 +176,10 @@ async def test_at_the_deadline_the_engines_last_reply_is_the_completion(
 
 
 async def test_after_the_grace_the_completion_is_made_of_the_deltas_and_says_so(
-    autojump_clock: Clock,
-    coordinator: ScriptedCoordinator,
-    client: InferenceClient,
-    nursery: trio.Nursery,
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, client: InferenceClient, ask: Ask
 ) -> None:
     coordinator.answers_aborts = False
-    asked = ask(nursery, client, 5.0, SCORED, grace=2.0)
+    asked = ask(client, 5.0, SCORED, grace=2.0)
     submission = await coordinator.submission()
     await trio.sleep(1)
     coordinator.partial(submission, [1, 2], **scored([1, 2]))
@@ -215,13 +211,10 @@ async def test_after_the_grace_the_completion_is_made_of_the_deltas_and_says_so(
 
 
 async def test_what_was_not_asked_for_is_none_in_a_completion_of_deltas(
-    autojump_clock: Clock,
-    coordinator: ScriptedCoordinator,
-    client: InferenceClient,
-    nursery: trio.Nursery,
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, client: InferenceClient, ask: Ask
 ) -> None:
     coordinator.answers_aborts = False
-    asked = ask(nursery, client, 5.0)
+    asked = ask(client, 5.0)
     coordinator.partial(await coordinator.submission(), [1])
     completion = await asked.result()
     assert deltas_alone(completion)
@@ -233,13 +226,10 @@ async def test_what_was_not_asked_for_is_none_in_a_completion_of_deltas(
 
 
 async def test_an_engine_that_says_nothing_leaves_a_completion_without_tokens(
-    autojump_clock: Clock,
-    coordinator: ScriptedCoordinator,
-    client: InferenceClient,
-    nursery: trio.Nursery,
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, client: InferenceClient, ask: Ask
 ) -> None:
     coordinator.answers_aborts = False
-    asked = ask(nursery, client, 5.0)
+    asked = ask(client, 5.0)
     await coordinator.submission()
     completion = await asked.result()
     assert deltas_alone(completion)
@@ -247,12 +237,9 @@ async def test_an_engine_that_says_nothing_leaves_a_completion_without_tokens(
 
 
 async def test_without_grace_the_deltas_are_taken_at_the_deadline(
-    autojump_clock: Clock,
-    coordinator: ScriptedCoordinator,
-    client: InferenceClient,
-    nursery: trio.Nursery,
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, client: InferenceClient, ask: Ask
 ) -> None:
-    asked = ask(nursery, client, 5.0, grace=0)
+    asked = ask(client, 5.0, grace=0)
     submission = await coordinator.submission()
     coordinator.partial(submission, [1])
     completion = await asked.result()
@@ -264,10 +251,10 @@ async def test_without_grace_the_deltas_are_taken_at_the_deadline(
 
 
 async def test_a_tokenizer_that_fails_costs_nothing_that_there_is(
-    autojump_clock: Clock, coordinator: ScriptedCoordinator, nursery: trio.Nursery
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, ask: Ask
 ) -> None:
     async with open_client(coordinator.address, tokenizer=Failing()) as client:
-        asked = ask(nursery, client, 5.0, grace=0)
+        asked = ask(client, 5.0, grace=0)
         coordinator.partial(await coordinator.submission(), [1])
         completion = await asked.result()
         assert deltas_alone(completion)
@@ -275,15 +262,12 @@ async def test_a_tokenizer_that_fails_costs_nothing_that_there_is(
 
 
 async def test_without_a_limit_it_waits_for_ever_for_the_request_or_its_last_reply(
-    autojump_clock: Clock,
-    coordinator: ScriptedCoordinator,
-    client: InferenceClient,
-    nursery: trio.Nursery,
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, client: InferenceClient, ask: Ask
 ) -> None:
     coordinator.answers_aborts = False
-    whole = ask(nursery, client, math.inf)
+    whole = ask(client, math.inf)
     first = await coordinator.submission()
-    patient = ask(nursery, client, 1.0, grace=math.inf)
+    patient = ask(client, 1.0, grace=math.inf)
     second = await coordinator.submission()
     await trio.sleep(80_000)
     coordinator.reply(first, [1])
@@ -321,12 +305,12 @@ def happening(at: float, happen: Callable[[], object]) -> Iterator[None]:
 async def test_a_reply_in_the_very_moment_of_the_deadline_is_the_whole(
     autojump_clock: Clock,
     coordinator: ScriptedCoordinator,
-    nursery: trio.Nursery,
+    ask: Ask,
     dialect: Dialect,
     tokens: list[int],
 ) -> None:
     async with open_client(coordinator.address, dialect=dialect) as client:
-        asked = ask(nursery, client, 5.0)
+        asked = ask(client, 5.0)
         submission = await coordinator.submission()
         coordinator.partial(submission, [1])
 
@@ -343,13 +327,10 @@ async def test_a_reply_in_the_very_moment_of_the_deadline_is_the_whole(
 
 
 async def test_a_reply_in_the_very_moment_that_the_grace_is_over_is_taken(
-    autojump_clock: Clock,
-    coordinator: ScriptedCoordinator,
-    client: InferenceClient,
-    nursery: trio.Nursery,
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, client: InferenceClient, ask: Ask
 ) -> None:
     coordinator.answers_aborts = False
-    asked = ask(nursery, client, 5.0, grace=2.0)
+    asked = ask(client, 5.0, grace=2.0)
     submission = await coordinator.submission()
 
     def reply() -> None:
@@ -363,12 +344,9 @@ async def test_a_reply_in_the_very_moment_that_the_grace_is_over_is_taken(
 
 
 async def test_tokens_of_the_very_moment_of_the_deadline_survive_a_loss_behind_it(
-    autojump_clock: Clock,
-    coordinator: ScriptedCoordinator,
-    client: InferenceClient,
-    nursery: trio.Nursery,
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, client: InferenceClient, ask: Ask
 ) -> None:
-    asked = ask(nursery, client, 5.0)
+    asked = ask(client, 5.0)
     submission = await coordinator.submission()
 
     def lose() -> None:
@@ -387,12 +365,12 @@ async def test_tokens_of_the_very_moment_of_the_deadline_survive_a_loss_behind_i
 
 
 async def test_without_a_connection_by_the_deadline_nothing_is_sent(
-    autojump_clock: Clock, nursery: trio.Nursery
+    autojump_clock: Clock, ask: Ask
 ) -> None:
     async with scripted_coordinator("memory://here") as first, open_client(first.address) as client:
         first.close()
         await disconnected(client)
-        asked = ask(nursery, client, 5.0)
+        asked = ask(client, 5.0)
         with pytest.raises(trio.TooSlowError):
             await asked.result()
         assert asked.took == pytest.approx(5)
@@ -403,15 +381,15 @@ async def test_without_a_connection_by_the_deadline_nothing_is_sent(
         assert counted(client, "submitted", "waiting") == (0, 0)
 
 
-async def test_the_wait_for_a_turn_counts(autojump_clock: Clock, nursery: trio.Nursery) -> None:
+async def test_the_wait_for_a_turn_counts(autojump_clock: Clock, ask: Ask) -> None:
     async with scripted_coordinator("memory://*") as coordinator:
         async with open_client(coordinator.address, max_in_flight=1) as client:
             async with client.stream("first", LONG):
-                asked = ask(nursery, client, 5.0)
+                asked = ask(client, 5.0)
                 with pytest.raises(trio.TooSlowError):
                     await asked.result()
                 assert asked.took == pytest.approx(5)
-                late = ask(nursery, client, 5.0)
+                late = ask(client, 5.0)
                 await trio.sleep(3)
             completion = await late.result()
             assert late.took == pytest.approx(5, abs=0.01)
@@ -431,11 +409,11 @@ async def test_no_time_at_all_sends_nothing(
 
 
 async def test_where_nothing_can_be_aborted_the_deltas_are_taken_at_the_deadline(
-    autojump_clock: Clock, nursery: trio.Nursery
+    autojump_clock: Clock, ask: Ask
 ) -> None:
     async with scripted_coordinator("memory://*") as coordinator:
         async with open_client(coordinator.address, dialect=WITHOUT_ABORT) as client:
-            asked = ask(nursery, client, 5.0, grace=3.0)
+            asked = ask(client, 5.0, grace=3.0)
             submission = await coordinator.submission()
             coordinator.partial(submission, [1, 2])
             completion = await asked.result()
@@ -450,11 +428,11 @@ async def test_where_nothing_can_be_aborted_the_deltas_are_taken_at_the_deadline
 
 
 async def test_where_nothing_is_streamed_the_engines_last_reply_is_the_completion(
-    autojump_clock: Clock, nursery: trio.Nursery
+    autojump_clock: Clock, ask: Ask
 ) -> None:
     async with scripted_coordinator("memory://*") as coordinator:
         async with open_client(coordinator.address, dialect=WITHOUT_STREAM) as client:
-            asked = ask(nursery, client, 5.0)
+            asked = ask(client, 5.0)
             submission = await coordinator.submission()
             coordinator.answers_aborts = False
             await coordinator.abort()
@@ -502,12 +480,12 @@ async def test_a_failure_before_the_deadline_raises_as_generate_does(
     autojump_clock: Clock,
     client: InferenceClient,
     coordinator: ScriptedCoordinator,
-    nursery: trio.Nursery,
+    ask: Ask,
     befall: Any,
     expected: type[Exception],
     name: str,
 ) -> None:
-    asked = ask(nursery, client, 5.0)
+    asked = ask(client, 5.0)
     submission = await coordinator.submission()
     coordinator.partial(submission, [1])
     await trio.sleep(1)
@@ -528,12 +506,12 @@ async def test_a_failure_within_the_grace_raises_as_well(
     autojump_clock: Clock,
     client: InferenceClient,
     coordinator: ScriptedCoordinator,
-    nursery: trio.Nursery,
+    ask: Ask,
     befall: Any,
     expected: type[Exception],
 ) -> None:
     coordinator.answers_aborts = False
-    asked = ask(nursery, client, 5.0)
+    asked = ask(client, 5.0)
     submission = await coordinator.submission()
     coordinator.partial(submission, [1])
     await coordinator.abort()
@@ -544,13 +522,10 @@ async def test_a_failure_within_the_grace_raises_as_well(
 
 
 async def test_a_connection_lost_within_the_grace_costs_the_last_reply_alone(
-    autojump_clock: Clock,
-    client: InferenceClient,
-    coordinator: ScriptedCoordinator,
-    nursery: trio.Nursery,
+    autojump_clock: Clock, client: InferenceClient, coordinator: ScriptedCoordinator, ask: Ask
 ) -> None:
     coordinator.answers_aborts = False
-    asked = ask(nursery, client, 5.0, SCORED)
+    asked = ask(client, 5.0, SCORED)
     submission = await coordinator.submission()
     coordinator.partial(submission, [1, 2], **scored([1, 2]))
     await coordinator.abort()
@@ -564,13 +539,10 @@ async def test_a_connection_lost_within_the_grace_costs_the_last_reply_alone(
 
 
 async def test_tokens_that_come_within_the_grace_survive_a_loss_behind_them(
-    autojump_clock: Clock,
-    client: InferenceClient,
-    coordinator: ScriptedCoordinator,
-    nursery: trio.Nursery,
+    autojump_clock: Clock, client: InferenceClient, coordinator: ScriptedCoordinator, ask: Ask
 ) -> None:
     coordinator.answers_aborts = False
-    asked = ask(nursery, client, 5.0, SCORED, grace=3.0)
+    asked = ask(client, 5.0, SCORED, grace=3.0)
     submission = await coordinator.submission()
     await trio.sleep(1)
     coordinator.partial(submission, [1], **scored([1]))
@@ -588,14 +560,11 @@ async def test_tokens_that_come_within_the_grace_survive_a_loss_behind_them(
 
 @pytest.mark.parametrize("grace", [0, 1])
 async def test_a_tokenizer_that_fails_costs_no_completion(
-    autojump_clock: Clock,
-    coordinator: ScriptedCoordinator,
-    nursery: trio.Nursery,
-    grace: float,
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, ask: Ask, grace: float
 ) -> None:
     coordinator.answers_aborts = False
     async with open_client(coordinator.address, tokenizer=Failing()) as client:
-        cut_short, whole = ask(nursery, client, 5.0, grace=grace), ask(nursery, client, 5.0)
+        cut_short, whole = ask(client, 5.0, grace=grace), ask(client, 5.0)
         for _ in range(2):
             submission = await coordinator.submission()
             coordinator.partial(submission, [1])
@@ -606,11 +575,11 @@ async def test_a_tokenizer_that_fails_costs_no_completion(
 
 
 async def test_a_client_that_is_closed_within_the_grace_raises(
-    autojump_clock: Clock, coordinator: ScriptedCoordinator, nursery: trio.Nursery
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, nursery: trio.Nursery, ask: Ask
 ) -> None:
     coordinator.answers_aborts = False
     async with open_client(coordinator.address, close_timeout=1.0) as client:
-        asked = ask(nursery, client, 5.0, grace=3.0)
+        asked = ask(client, 5.0, grace=3.0)
         submission = await coordinator.submission()
         await coordinator.abort()
         nursery.start_soon(client.aclose)
@@ -655,12 +624,9 @@ async def test_a_client_without_completions_is_refused(
 
 
 async def test_what_generate_takes_arrives(
-    autojump_clock: Clock,
-    client: InferenceClient,
-    coordinator: ScriptedCoordinator,
-    nursery: trio.Nursery,
+    autojump_clock: Clock, client: InferenceClient, coordinator: ScriptedCoordinator, ask: Ask
 ) -> None:
-    ask(nursery, client, 1.0, multi_modal_data={"image": b"x"}, offload_params={"a": 1})
+    ask(client, 1.0, multi_modal_data={"image": b"x"}, offload_params={"a": 1})
     message = (await coordinator.submission()).message
     assert message.offload_params == {"a": 1}
     assert message.media is not None
@@ -744,16 +710,15 @@ def test_cancelled_at_any_of_its_awaits_it_aborts_once_and_leaves_nothing_behind
 # With engines
 
 
-async def test_paused_engines_cost_the_grace_and_no_token(autojump_clock: Clock) -> None:
+async def test_paused_engines_cost_the_grace_and_no_token(autojump_clock: Clock, ask: Ask) -> None:
     async with open_coordinator(bind="memory://*", step_time=0.1) as coordinator:
         async with open_client(coordinator.address) as client:
-            async with trio.open_nursery() as nursery:
-                asked = ask(nursery, client, 1.05, SamplingParams(top_k=1))
-                await trio.sleep(0.55)
-                coordinator.pause()
-                completion = await asked.result()
-                assert asked.took == pytest.approx(2.05, abs=0.01)
-                coordinator.unpause()
+            asked = ask(client, 1.05, SamplingParams(top_k=1))
+            await trio.sleep(0.55)
+            coordinator.pause()
+            completion = await asked.result()
+            assert asked.took == pytest.approx(2.05, abs=0.01)
+            coordinator.unpause()
             assert deltas_alone(completion)
             assert len(completion.generated_tokens) == 5
             await settled(client)
