@@ -71,6 +71,16 @@ async def all_of(group: Group) -> list[Outcome[Completion]]:
     return [outcome async for outcome in group.outcomes]
 
 
+async def note_all(indices: list[int], group: Group) -> None:
+    """Receives them all, and adds the index of each."""
+    indices.extend([outcome.index for outcome in await all_of(group)])
+
+
+async def submit_in(scope: trio.CancelScope, group: Group, request: GenerateRequest) -> None:
+    with scope:
+        await group.submit(request)
+
+
 def tokens_of(outcome: Outcome[Completion]) -> list[int]:
     return list(outcome.unwrap().generated_tokens)
 
@@ -226,34 +236,26 @@ async def prompts_sent(
 async def test_receiving_waits_for_the_first_submission(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:
-    received: list[Outcome[Completion]] = []
-
-    async def receive() -> None:
-        received.extend(await all_of(group))
-
+    received: list[int] = []
     async with client.open_group() as group:
         with pytest.raises(trio.WouldBlock):
             group._outcomes.receive_nowait()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(receive)
-            nursery.start_soon(receive)
+            nursery.start_soon(note_all, received, group)
+            nursery.start_soon(note_all, received, group)
             await trio.testing.wait_all_tasks_blocked()
             group.submit_nowait(asked())
             coordinator.reply(await coordinator.submission(), [1])
-    assert [outcome.index for outcome in received] == [0]
+    assert received == [0]
 
 
 async def test_receiving_goes_on_waiting_if_the_first_submission_is_given_up(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:
     """It never was, so nothing has begun that could have ended."""
-    received: list[Outcome[Completion]] = []
-
-    async def receive() -> None:
-        received.extend(await all_of(group))
-
+    received: list[int] = []
     async with client.open_group() as group, trio.open_nursery() as nursery:
-        nursery.start_soon(receive)
+        nursery.start_soon(note_all, received, group)
         await trio.testing.wait_all_tasks_blocked()
         with trio.CancelScope() as scope:
             scope.cancel()
@@ -261,7 +263,7 @@ async def test_receiving_goes_on_waiting_if_the_first_submission_is_given_up(
         await trio.testing.wait_all_tasks_blocked()
         group.submit_nowait(asked("first"))
         coordinator.reply(await coordinator.submission(), [1])
-    assert [outcome.index for outcome in received] == [0]
+    assert received == [0]
 
 
 async def test_receiving_ends_when_nothing_is_outstanding_and_goes_on_after_the_next_submission(
@@ -282,16 +284,12 @@ async def test_all_of_several_receivers_end_when_the_last_outcome_goes_to_one_of
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:
     received: list[int] = []
-
-    async def receive() -> None:
-        received.extend([outcome.index for outcome in await all_of(group)])
-
     async with client.open_group() as group:
         for _ in range(10):
             group.submit_nowait(asked())
         async with trio.open_nursery() as nursery:
             for _ in range(5):
-                nursery.start_soon(receive)
+                nursery.start_soon(note_all, received, group)
             for _ in range(10):
                 await trio.testing.wait_all_tasks_blocked()
                 coordinator.reply(await coordinator.submission(), [1])
@@ -341,14 +339,9 @@ async def test_a_pending_submission_that_is_given_up_ends_the_outcomes(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:
     scope = trio.CancelScope()
-
-    async def submit() -> None:
-        with scope:
-            await group.submit(asked("second"))
-
     async with client.open_group(max_concurrency=1) as group, trio.open_nursery() as nursery:
         group.submit_nowait(asked("first"))
-        nursery.start_soon(submit)
+        nursery.start_soon(submit_in, scope, group, asked("second"))
         nursery.start_soon(all_of, group)
         nursery.start_soon(all_of, group)
         await trio.testing.wait_all_tasks_blocked()
@@ -361,14 +354,10 @@ async def test_outcomes_stay_open_for_who_says_that_there_is_more_to_come(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:
     received: list[int] = []
-
-    async def receive() -> None:
-        received.extend([outcome.index for outcome in await all_of(group)])
-
     async with client.open_group() as group, trio.open_nursery() as nursery:
         with group.keep_open():
-            nursery.start_soon(receive)
-            nursery.start_soon(receive)
+            nursery.start_soon(note_all, received, group)
+            nursery.start_soon(note_all, received, group)
             for _ in range(3):
                 group.submit_nowait(asked())
                 coordinator.reply(await coordinator.submission(), [1])
@@ -655,16 +644,12 @@ async def test_cancelled_in_the_tick_in_which_it_goes_to_a_parked_receiver_it_yi
     coordinator: ScriptedCoordinator, client: InferenceClient, index: int | None
 ) -> None:
     received: list[int] = []
-
-    async def receive() -> None:
-        received.extend([outcome.index for outcome in await all_of(group)])
-
     async with client.open_group() as group:
         group.submit_nowait(asked())
         submission = await coordinator.submission()
         async with trio.open_nursery() as nursery:
             for _ in range(3):
-                nursery.start_soon(receive)
+                nursery.start_soon(note_all, received, group)
             await trio.testing.wait_all_tasks_blocked()
             coordinator.reply(submission, [1])
             arrive(client)
@@ -859,14 +844,9 @@ async def test_a_submission_cancelled_in_the_tick_of_its_turn_passes_the_turn_on
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:
     scope = trio.CancelScope()
-
-    async def submit() -> None:
-        with scope:
-            await group.submit(asked("never"))
-
     async with client.open_group(max_concurrency=1) as group, trio.open_nursery() as nursery:
         group.submit_nowait(asked("first"))
-        nursery.start_soon(submit)
+        nursery.start_soon(submit_in, scope, group, asked("never"))
         await trio.testing.wait_all_tasks_blocked()
         nursery.start_soon(group.submit, asked("second"))
         await trio.testing.wait_all_tasks_blocked()
