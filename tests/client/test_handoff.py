@@ -48,17 +48,16 @@ def pinned(number: int = 77) -> dict[str, Any]:
 class Prefilling:
     """A task in a block of a prefill, or about to be."""
 
-    def __init__(self, client: InferenceClient, prompt: Any = PROMPT) -> None:
+    def __init__(self, client: InferenceClient) -> None:
         self.scope = trio.CancelScope()
         self.handoff: KVHandoff | None = None
         self.error: BaseException | None = None
         self._client = client
-        self._prompt = prompt
 
     async def run(self) -> None:
         with self.scope:
             try:
-                async with self._client.prefill(self._prompt) as self.handoff:
+                async with self._client.prefill(PROMPT) as self.handoff:
                     await trio.sleep_forever()
             except (InferenceError, trio.ClosedResourceError) as error:
                 self.error = error
@@ -82,15 +81,23 @@ async def hand_over(coordinator: ScriptedCoordinator) -> None:
     coordinator.reply(await coordinator.submission(), [9], **pinned())
 
 
-async def left(coordinator: ScriptedCoordinator, client: InferenceClient) -> Received:
-    """The submission of a prefill that was left before its reply, which is still to come."""
-    coordinator.answers_aborts = False
+@asynccontextmanager
+async def submitted(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> AsyncGenerator[tuple[Prefilling, Received]]:
+    """A prefill that waits for its reply, and whose end is waited for."""
     prefilling = Prefilling(client)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(prefilling.run)
-        submission = await coordinator.submission()
+        yield prefilling, await coordinator.submission()
+
+
+async def left(coordinator: ScriptedCoordinator, client: InferenceClient) -> Received:
+    """The submission of a prefill that was left before its reply, which is still to come."""
+    coordinator.answers_aborts = False
+    async with submitted(coordinator, client) as (prefilling, request):
         prefilling.scope.cancel()
-    return submission
+    return request
 
 
 @asynccontextmanager
@@ -119,10 +126,8 @@ async def released(coordinator: ScriptedCoordinator, client: InferenceClient) ->
 async def test_a_prefill_asks_for_a_handoff_and_for_one_token(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(Prefilling(client).run)
-        request = await coordinator.submission()
-        nursery.cancel_scope.cancel()
+    async with submitted(coordinator, client) as (prefilling, request):
+        prefilling.scope.cancel()
     params = request.message.sampling_params
     assert params is not None
     assert (params["do_kv_handoff"], params["num_tokens_to_generate"]) == (True, 1)
@@ -256,10 +261,7 @@ async def test_a_reply_that_makes_no_sense_to_nobody_is_counted(
 async def test_a_reply_that_comes_as_the_prefill_is_cancelled_is_released_and_not_aborted(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:
-    prefilling = Prefilling(client)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(prefilling.run)
-        request = await coordinator.submission()
+    async with submitted(coordinator, client) as (prefilling, request):
         exchange = client._exchange
 
         def cancelling(frames: Any) -> None:
@@ -278,10 +280,7 @@ async def test_a_reply_that_waits_unread_when_the_prefill_is_cancelled_is_releas
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:
     """The cancellation comes first, the reply in the same tick."""
-    prefilling = Prefilling(client)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(prefilling.run)
-        request = await coordinator.submission()
+    async with submitted(coordinator, client) as (prefilling, request):
         exchange = client._exchange
 
         def cancelling(frames: Any) -> None:
@@ -315,10 +314,8 @@ async def test_a_prefill_without_a_handle_says_why(
     fields: dict[str, Any],
     expected: type[Exception],
 ) -> None:
-    prefilling = Prefilling(client)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(prefilling.run)
-        coordinator.reply(await coordinator.submission(), [9], **fields)
+    async with submitted(coordinator, client) as (prefilling, request):
+        coordinator.reply(request, [9], **fields)
     assert type(prefilling.error) is expected
     assert await sent(coordinator, client) == []
     assert client._exchange._scopes == 0
@@ -402,10 +399,7 @@ async def test_a_release_that_finds_the_connection_broken_is_counted_as_none(
 async def test_a_connection_that_is_lost_before_the_reply_is_told(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:
-    prefilling = Prefilling(client)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(prefilling.run)
-        await coordinator.submission()
+    async with submitted(coordinator, client) as (prefilling, _):
         coordinator.close()
     assert isinstance(prefilling.error, ConnectionLost)
     assert client.statistics().unreleased == 0
@@ -429,10 +423,7 @@ async def test_a_reply_read_after_its_connection_was_lost_brings_nothing_to_rele
 async def test_a_reply_whose_connection_is_gone_before_it_is_read_is_counted_and_not_released(
     coordinator: ScriptedCoordinator, client: InferenceClient, *, cancelled: bool
 ) -> None:
-    prefilling = Prefilling(client)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(prefilling.run)
-        request = await coordinator.submission()
+    async with submitted(coordinator, client) as (prefilling, request):
         exchange = client._exchange
 
         def losing(frames: Any) -> None:
@@ -444,7 +435,7 @@ async def test_a_reply_whose_connection_is_gone_before_it_is_read_is_counted_and
         hear_by(client, losing)
         coordinator.reply(request, [9], **pinned(5))
         await until(lambda: client.statistics().unreleased == 1)
-        nursery.cancel_scope.cancel()
+        prefilling.scope.cancel()
     assert await released(coordinator, client) == []
     assert client.statistics().unreleased == 1
 
@@ -477,10 +468,10 @@ async def test_leaving_waits_for_the_reply_of_a_prefill_and_releases_what_it_bri
 ) -> None:
     coordinator.answers_aborts = False
     async with open_client(coordinator.address, close_timeout=60) as client:
-        prefilling = Prefilling(client)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(prefilling.run)
-            request = await coordinator.submission()
+        async with (
+            submitted(coordinator, client) as (prefilling, request),
+            trio.open_nursery() as nursery,
+        ):
             nursery.start_soon(client.aclose)
             await coordinator.abort()
             await trio.testing.wait_all_tasks_blocked()
@@ -494,10 +485,7 @@ async def test_a_reply_that_is_read_only_when_the_client_leaves_is_released(
     coordinator: ScriptedCoordinator,
 ) -> None:
     async with open_client(coordinator.address, close_timeout=60) as client:
-        prefilling = Prefilling(client)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(prefilling.run)
-            request = await coordinator.submission()
+        async with submitted(coordinator, client) as (prefilling, request):
             exchange = client._exchange
 
             def leaving(frames: Any) -> None:
@@ -645,10 +633,7 @@ async def test_what_the_final_reply_brings_after_a_broken_partial_is_released(
     coordinator: ScriptedCoordinator, client: InferenceClient, where: str
 ) -> None:
     coordinator.answers_aborts = False
-    prefilling = Prefilling(client)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(prefilling.run)
-        request = await coordinator.submission()
+    async with submitted(coordinator, client) as (prefilling, request):
         frames: list[Any] = coordinator.partial_frames(request, [1])
         broken = [*frames, b""] if where == "head" else [*frames[:-1], b"\xc1"]
         coordinator.send(request.client, broken)
@@ -663,10 +648,8 @@ async def test_what_the_final_reply_brings_after_a_broken_partial_is_released(
 async def test_a_handle_beside_a_failure_or_nonsense_is_released(
     coordinator: ScriptedCoordinator, client: InferenceClient, fields: dict[str, Any]
 ) -> None:
-    prefilling = Prefilling(client, PROMPT)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(prefilling.run)
-        coordinator.reply(await coordinator.submission(), [9], **fields, **pinned(5))
+    async with submitted(coordinator, client) as (_, request):
+        coordinator.reply(request, [9], **fields, **pinned(5))
     assert await released(coordinator, client) == [5]
 
 
@@ -674,10 +657,8 @@ async def test_a_handle_with_a_number_that_is_none_sends_nothing(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> None:
     """The codec of the coordinator refuses a release of -1, and the real one may die of it."""
-    prefilling = Prefilling(client)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(prefilling.run)
-        coordinator.reply(await coordinator.submission(), [9], **pinned(-1))
+    async with submitted(coordinator, client) as (prefilling, request):
+        coordinator.reply(request, [9], **pinned(-1))
         await until(lambda: prefilling.handoff is not None or prefilling.error is not None)
-        nursery.cancel_scope.cancel()
+        prefilling.scope.cancel()
     assert isinstance(prefilling.error, RemoteProtocolError)
