@@ -12,7 +12,7 @@ import trio
 import trio.lowlevel
 import trio.testing
 
-from tests.peers import ScriptedCoordinator, free_address, scripted_coordinator
+from tests.peers import ScriptedCoordinator, scripted_coordinator
 from tests.ticks import hear_by
 from tests.waiting import settled, until
 from trio_infer import (
@@ -219,47 +219,46 @@ async def test_a_request_in_a_cancelled_scope_sends_nothing(
     assert client.statistics().submitted == 1
 
 
-async def test_a_request_cancelled_while_it_waits_for_the_connection_sends_nothing() -> None:
-    async with scripted_coordinator() as coordinator, open_client(coordinator.address) as client:
-        coordinator.acks = False
-        await lose(coordinator, client)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(client.generate, "waits")
-            nursery.start_soon(partial(_enter, client.stream("waits too")))
-            await until(lambda: client.statistics().waiting >= 2)
-            nursery.cancel_scope.cancel()
-        statistics = client.statistics()
-        assert (statistics.waiting, statistics.submitted, statistics.aborted) == (0, 1, 0)
+async def test_a_request_cancelled_while_it_waits_for_the_connection_sends_nothing(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    coordinator.acks = False
+    await lose(coordinator, client)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(client.generate, "waits")
+        nursery.start_soon(partial(_enter, client.stream("waits too")))
+        await until(lambda: client.statistics().waiting >= 2)
+        nursery.cancel_scope.cancel()
+    statistics = client.statistics()
+    assert (statistics.waiting, statistics.submitted, statistics.aborted) == (0, 1, 0)
 
 
 async def test_a_request_cancelled_in_the_tick_of_the_connection_sends_nothing(
-    monkeypatch: pytest.MonkeyPatch,
+    coordinator: ScriptedCoordinator, client: InferenceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    address = free_address()
-    async with scripted_coordinator(address) as first, open_client(address) as client:
-        await lose(first, client)
-        scope = trio.CancelScope()
-        came_up = Transport._came_up
+    await lose(coordinator, client)
+    scope = trio.CancelScope()
+    came_up = Transport._came_up
 
-        def come_up_and_cancel(transport: Transport) -> None:
-            came_up(transport)
-            scope.cancel()
+    def come_up_and_cancel(transport: Transport) -> None:
+        came_up(transport)
+        scope.cancel()
 
-        monkeypatch.setattr(Transport, "_came_up", come_up_and_cancel)
-        async with trio.open_nursery() as nursery:
+    monkeypatch.setattr(Transport, "_came_up", come_up_and_cancel)
+    async with trio.open_nursery() as nursery:
 
-            async def generate() -> None:
-                with scope:
-                    await client.generate("waits")
+        async def generate() -> None:
+            with scope:
+                await client.generate("waits")
 
-            nursery.start_soon(generate)
-            await until(lambda: client.statistics().waiting)
-            async with scripted_coordinator(address) as second:
-                await until(lambda: scope.cancelled_caught)
-                async with client.stream("marker"):
-                    pass
-                await settled(client)
-                assert second.of(Kind.SUBMIT_REQUEST) == [1]
+        nursery.start_soon(generate)
+        await until(lambda: client.statistics().waiting)
+        async with scripted_coordinator(coordinator.address) as second:
+            await until(lambda: scope.cancelled_caught)
+            async with client.stream("marker"):
+                pass
+            await settled(client)
+            assert second.of(Kind.SUBMIT_REQUEST) == [1]
 
 
 async def lose(coordinator: ScriptedCoordinator, client: InferenceClient) -> None:
@@ -275,53 +274,54 @@ async def _enter(stream: CompletionStream) -> None:
         pytest.fail("entered without a connection")
 
 
-async def test_aclose_ends_the_wait_of_a_stream_that_is_being_entered() -> None:
-    async with scripted_coordinator() as coordinator, open_client(coordinator.address) as client:
-        await lose(coordinator, client)
-        stream = client.stream("waits")
-        async with trio.open_nursery() as nursery:
-
-            async def enter() -> None:
-                with pytest.raises(trio.ClosedResourceError):
-                    await _enter(stream)
-
-            nursery.start_soon(enter)
-            await until(lambda: client.statistics().waiting)
-            with pytest.raises(LocalProtocolError):
-                await stream.finish_early()
-            with pytest.raises(LocalProtocolError):
-                await stream.receive()
-            await stream.aclose()
-        assert client.statistics().submitted == 1
-
-
-async def test_a_stream_entered_twice_at_once_and_closed_leaves_no_request_behind() -> None:
-    address = free_address()
-    async with scripted_coordinator(address) as first, open_client(address) as client:
-        await lose(first, client)
-        stream = client.stream("waits")
-        errors: list[Exception] = []
+async def test_aclose_ends_the_wait_of_a_stream_that_is_being_entered(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    await lose(coordinator, client)
+    stream = client.stream("waits")
+    async with trio.open_nursery() as nursery:
 
         async def enter() -> None:
-            try:
+            with pytest.raises(trio.ClosedResourceError):
                 await _enter(stream)
-            except (LocalProtocolError, trio.ClosedResourceError) as error:
-                errors.append(error)
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(enter)
-            nursery.start_soon(enter)
-            await until(lambda: client.statistics().waiting and errors)
-            await stream.aclose()
-        assert sorted(type(error).__name__ for error in errors) == [
-            "ClosedResourceError",
-            "LocalProtocolError",
-        ]
-        async with scripted_coordinator(address) as second:
-            async with client.stream("marker"):
-                assert (await second.submission()).message.prompt == "marker"
-            await settled(client)
-        assert client.statistics().submitted == 2
+        nursery.start_soon(enter)
+        await until(lambda: client.statistics().waiting)
+        with pytest.raises(LocalProtocolError):
+            await stream.finish_early()
+        with pytest.raises(LocalProtocolError):
+            await stream.receive()
+        await stream.aclose()
+    assert client.statistics().submitted == 1
+
+
+async def test_a_stream_entered_twice_at_once_and_closed_leaves_no_request_behind(
+    coordinator: ScriptedCoordinator, client: InferenceClient
+) -> None:
+    await lose(coordinator, client)
+    stream = client.stream("waits")
+    errors: list[Exception] = []
+
+    async def enter() -> None:
+        try:
+            await _enter(stream)
+        except (LocalProtocolError, trio.ClosedResourceError) as error:
+            errors.append(error)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(enter)
+        nursery.start_soon(enter)
+        await until(lambda: client.statistics().waiting and errors)
+        await stream.aclose()
+    assert sorted(type(error).__name__ for error in errors) == [
+        "ClosedResourceError",
+        "LocalProtocolError",
+    ]
+    async with scripted_coordinator(coordinator.address) as second:
+        async with client.stream("marker"):
+            assert (await second.submission()).message.prompt == "marker"
+        await settled(client)
+    assert client.statistics().submitted == 2
 
 
 # 2. Cancelled propagates, and nothing replaces it

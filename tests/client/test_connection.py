@@ -305,30 +305,28 @@ def test_the_pauses_between_attempts_grow_are_bounded_and_differ() -> None:
 
 
 async def test_a_want_of_file_descriptors_delays_the_next_connection_and_no_more(
-    monkeypatch: pytest.MonkeyPatch,
+    coordinator: ScriptedCoordinator, client: InferenceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    address = free_address()
-    async with scripted_coordinator(address) as first, open_client(address) as client:
-        wants = [zmq.ZMQError(errno.EMFILE)] * 3
-        make = zmq.Context.socket
+    wants = [zmq.ZMQError(errno.EMFILE)] * 3
+    make = zmq.Context.socket
 
-        def make_or_want(
-            context: zmq.Context[zmq.Socket[bytes]], socket_type: int
-        ) -> zmq.Socket[bytes]:
-            if wants:
-                raise wants.pop()
-            return make(context, socket_type)
+    def make_or_want(
+        context: zmq.Context[zmq.Socket[bytes]], socket_type: int
+    ) -> zmq.Socket[bytes]:
+        if wants:
+            raise wants.pop()
+        return make(context, socket_type)
 
-        with pytest.raises(ConnectionLost):
-            async with client.stream("lost") as stream:
-                await first.submission()
-                monkeypatch.setattr(zmq.Context, "socket", make_or_want)
-                first.close()
-                await stream.result()
-        await until(lambda: not wants)
-        async with scripted_coordinator(address) as second, trio.open_nursery() as nursery:
-            nursery.start_soon(client.generate, "goes on")
-            second.reply(await second.submission(), [1])
+    with pytest.raises(ConnectionLost):
+        async with client.stream("lost") as stream:
+            await coordinator.submission()
+            monkeypatch.setattr(zmq.Context, "socket", make_or_want)
+            coordinator.close()
+            await stream.result()
+    await until(lambda: not wants)
+    async with scripted_coordinator(coordinator.address) as second, trio.open_nursery() as nursery:
+        nursery.start_soon(client.generate, "goes on")
+        second.reply(await second.submission(), [1])
 
 
 async def test_a_client_left_before_its_first_connection_makes_none(

@@ -365,20 +365,19 @@ async def test_tokens_of_the_very_moment_of_the_deadline_survive_a_loss_behind_i
 
 
 async def test_without_a_connection_by_the_deadline_nothing_is_sent(
-    autojump_clock: Clock, ask: Ask
+    autojump_clock: Clock, coordinator: ScriptedCoordinator, client: InferenceClient, ask: Ask
 ) -> None:
-    async with scripted_coordinator("memory://here") as first, open_client(first.address) as client:
-        first.close()
-        await disconnected(client)
-        asked = ask(client, 5.0)
-        with pytest.raises(trio.TooSlowError):
-            await asked.result()
-        assert asked.took == pytest.approx(5)
-        async with scripted_coordinator("memory://here") as second:
-            await client._exchange.wait_up()
-            await trio.sleep(1)
-            assert second.log == []
-        assert counted(client, "submitted", "waiting") == (0, 0)
+    coordinator.close()
+    await disconnected(client)
+    asked = ask(client, 5.0)
+    with pytest.raises(trio.TooSlowError):
+        await asked.result()
+    assert asked.took == pytest.approx(5)
+    async with scripted_coordinator(coordinator.address) as second:
+        await client._exchange.wait_up()
+        await trio.sleep(1)
+        assert second.log == []
+    assert counted(client, "submitted", "waiting") == (0, 0)
 
 
 async def test_the_wait_for_a_turn_counts(autojump_clock: Clock, ask: Ask) -> None:

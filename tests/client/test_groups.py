@@ -196,21 +196,22 @@ async def test_submit_nowait_at_max_in_flight_would_block_and_sends_nothing(
 
 async def test_submit_nowait_without_a_connection_would_block_and_sends_nothing(
     autojump_clock: trio.testing.MockClock,
+    coordinator: ScriptedCoordinator,
+    client: InferenceClient,
 ) -> None:
-    async with scripted_coordinator("memory://here") as first, open_client(first.address) as client:
-        async with client.open_group() as group:
-            group.submit_nowait(asked())
-            await first.submission()
-            first.close()
-            with pytest.raises(ConnectionLost):
-                (await group.outcomes.receive()).unwrap()
-            await would_block(client, group)
-            async with scripted_coordinator("memory://here") as second:
-                await until(lambda: client.statistics().connections == 2)
-                assert group.submit_nowait(asked("again")) == 1
-                second.reply(await second.submission(), [1])
-                assert tokens_of(await group.outcomes.receive()) == [1]
-                assert len(second.log) == 1
+    async with client.open_group() as group:
+        group.submit_nowait(asked())
+        await coordinator.submission()
+        coordinator.close()
+        with pytest.raises(ConnectionLost):
+            (await group.outcomes.receive()).unwrap()
+        await would_block(client, group)
+        async with scripted_coordinator(coordinator.address) as second:
+            await until(lambda: client.statistics().connections == 2)
+            assert group.submit_nowait(asked("again")) == 1
+            second.reply(await second.submission(), [1])
+            assert tokens_of(await group.outcomes.receive()) == [1]
+            assert len(second.log) == 1
 
 
 async def test_submit_nowait_that_finds_the_connection_broken_would_block(
@@ -1283,21 +1284,22 @@ async def test_a_final_reply_that_comes_twice_yields_one_outcome(
 
 async def test_after_a_loss_the_group_goes_on_over_the_next_connection(
     autojump_clock: trio.testing.MockClock,
+    coordinator: ScriptedCoordinator,
+    client: InferenceClient,
 ) -> None:
-    async with scripted_coordinator("memory://here") as first, open_client(first.address) as client:
-        async with client.open_group() as group:
-            group.submit_nowait(asked("lost"))
-            await first.submission()
-            async with trio.open_nursery() as nursery:
-                first.close()
-                await until(lambda: client.statistics().lost)
-                nursery.start_soon(group.submit, asked("waits"))
-                lost = await group.outcomes.receive()
-                assert isinstance(lost.error, ConnectionLost)
-                assert lost.error.tokens == ()
-                async with scripted_coordinator("memory://here") as second:
-                    second.reply(await second.submission(), [2])
-                    assert [tokens_of(outcome) for outcome in await all_of(group)] == [[2]]
+    async with client.open_group() as group:
+        group.submit_nowait(asked("lost"))
+        await coordinator.submission()
+        async with trio.open_nursery() as nursery:
+            coordinator.close()
+            await until(lambda: client.statistics().lost)
+            nursery.start_soon(group.submit, asked("waits"))
+            lost = await group.outcomes.receive()
+            assert isinstance(lost.error, ConnectionLost)
+            assert lost.error.tokens == ()
+            async with scripted_coordinator(coordinator.address) as second:
+                second.reply(await second.submission(), [2])
+                assert [tokens_of(outcome) for outcome in await all_of(group)] == [[2]]
 
 
 # Cancelling a receive

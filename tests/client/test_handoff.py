@@ -105,13 +105,11 @@ async def handed_over(
     coordinator: ScriptedCoordinator, client: InferenceClient
 ) -> AsyncGenerator[Prefilling]:
     """A prefill whose block has begun."""
-    prefilling = Prefilling(client)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(prefilling.run)
-        await hand_over(coordinator)
+    async with submitted(coordinator, client) as (prefilling, request):
+        coordinator.reply(request, [9], **pinned())
         await until(lambda: prefilling.handoff is not None)
         yield prefilling
-        nursery.cancel_scope.cancel()
+        prefilling.scope.cancel()
 
 
 async def released(coordinator: ScriptedCoordinator, client: InferenceClient) -> list[int]:
