@@ -16,6 +16,8 @@ from trio_infer import InferenceClient, open_client
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from trio_infer.embedded import EmbeddedCoordinator
+
 # A shell starts what is to run in the background with SIGINT ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -43,6 +45,8 @@ async def coordinator(bind: str) -> AsyncIterator[ScriptedCoordinator]:
 
 
 @pytest.fixture
-async def client(coordinator: ScriptedCoordinator) -> AsyncIterator[InferenceClient]:
+async def client(
+    coordinator: ScriptedCoordinator | EmbeddedCoordinator,
+) -> AsyncIterator[InferenceClient]:
     async with open_client(coordinator.address) as client:
         yield client

@@ -33,12 +33,6 @@ async def coordinator() -> AsyncIterator[EmbeddedCoordinator]:
         assert coordinator.statistics().malformed == 0
 
 
-@pytest.fixture
-async def client(coordinator: EmbeddedCoordinator) -> AsyncIterator[InferenceClient]:
-    async with open_client(coordinator.address) as client:
-        yield client
-
-
 greedy = partial(SamplingParams, top_k=1, num_tokens_to_generate=40)
 
 
