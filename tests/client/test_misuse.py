@@ -35,11 +35,6 @@ if TYPE_CHECKING:
 LONG = SamplingParams(num_tokens_to_generate=100_000)
 
 
-async def nothing() -> None:
-    """Confirms whatever it is asked to."""
-    await trio.lowlevel.checkpoint()
-
-
 async def enter(block: Any) -> None:
     async with block:
         pytest.fail("entered")
@@ -101,8 +96,8 @@ WAITING: Final[dict[str, Callable[[Things], Coroutine[Any, Any, object]]]] = {
     "generate from tokens": lambda it: it.client.generate([1, 2, 3], LONG),
     "stream": lambda it: enter(it.client.stream("no")),
     "prefill": lambda it: enter(it.client.prefill("no")),
-    "paused": lambda it: enter(it.client.engines.paused(confirm=nothing)),
-    "suspended": lambda it: enter(it.client.engines.suspended(confirm=nothing)),
+    "paused": lambda it: enter(it.client.engines.paused(confirm=trio.lowlevel.checkpoint)),
+    "suspended": lambda it: enter(it.client.engines.suspended(confirm=trio.lowlevel.checkpoint)),
     "receive": lambda it: it.stream.receive(),
     "async for": lambda it: it.stream.__anext__(),
     "result": lambda it: it.stream.result(),
