@@ -9,9 +9,9 @@ import trio
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from trio_infer import InferenceClient
+    from trio_infer import CompletionStream, InferenceClient
 
-__all__ = ["disconnected", "settled", "until"]
+__all__ = ["arrived", "disconnected", "settled", "until"]
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -28,3 +28,8 @@ async def settled(client: InferenceClient[Any]) -> None:
 async def disconnected(client: InferenceClient[Any]) -> None:
     """Returns once a client knows that it has no connection."""
     await until(lambda: not client._exchange._transport.is_up)
+
+
+async def arrived(stream: CompletionStream[Any], count: int) -> None:
+    """Returns once so many partial results, at least, wait to be read."""
+    await until(lambda: len(stream._reception._undecoded) >= count)

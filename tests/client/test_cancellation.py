@@ -14,7 +14,7 @@ import trio.testing
 
 from tests.peers import ScriptedCoordinator, scripted_coordinator
 from tests.ticks import hear_by
-from tests.waiting import settled, until
+from tests.waiting import arrived, settled, until
 from trio_infer import (
     Completion,
     CompletionStream,
@@ -466,7 +466,7 @@ async def test_tokens_that_arrived_unread_are_there_after_the_block(
         assert (await stream.receive()).tokens == [1]
         coordinator.partial(submission, [2])
         coordinator.partial(submission, [3])
-        await until(lambda: len(stream._reception._undecoded) >= 2)
+        await arrived(stream, 2)
         assert stream.tokens == [1]
     assert stream.tokens == [1, 2, 3]
     assert not stream.finished

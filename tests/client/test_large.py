@@ -15,7 +15,7 @@ import zmq
 
 from tests.large.bodies import TOP_K, large_reply
 from tests.turns import turns_during
-from tests.waiting import until
+from tests.waiting import arrived, until
 from trio_infer import Completion, InferenceClient, RemoteProtocolError, open_client
 from trio_infer.protocol import unpacking
 from trio_infer.protocol.client_codec import Submission
@@ -294,7 +294,7 @@ async def test_other_tasks_run_while_many_partials_are_read_that_are_nearly_larg
         submission = await coordinator.submission()
         for _ in range(50):
             coordinator.partial(submission, tokens)
-        await until(lambda: len(stream._reception._undecoded) == 50)
+        await arrived(stream, 50)
         assert await turns_during(read) >= 20
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from tests.waiting import until
+from tests.waiting import arrived, until
 from trio_infer import CompletionStream, InferenceClient, RemoteProtocolError, SamplingParams
 from trio_infer.protocol.assembly import Assembler
 from trio_infer.reception import DECODED_AT_ONCE
@@ -45,7 +45,7 @@ async def unread(
     """A submission, so many partial results of which have arrived and wait to be read."""
     submission = await coordinator.submission()
     await send(coordinator, submission, range(count))
-    await until(lambda: len(stream._reception._undecoded) == count)
+    await arrived(stream, count)
     return submission
 
 
@@ -71,7 +71,7 @@ async def test_a_reader_that_sleeps_through_100_000_partials_holds_up_nobody_and
         nursery.start_soon(ask)
         half = MANY // 2
         await send(coordinator, slow, range(half))
-        await until(lambda: len(stream._reception._undecoded) == half)
+        await arrived(stream, half)
         assert served, "nobody was served while tokens came"
 
         served = 0
@@ -183,7 +183,7 @@ async def test_nonsense_among_very_much_comes_after_what_came_before_it(
         submission = await unread(coordinator, stream, many)
         coordinator.partial(submission, [many], new_tokens="nonsense")
         await send(coordinator, submission, range(many, many + 2 * DECODED_AT_ONCE))
-        await until(lambda: len(stream._reception._undecoded) == many + 1 + 2 * DECODED_AT_ONCE)
+        await arrived(stream, many + 1 + 2 * DECODED_AT_ONCE)
         received: list[int] = []
         with pytest.raises(RemoteProtocolError):
             async for delta in stream:
@@ -240,7 +240,7 @@ async def test_what_nobody_has_read_yet_takes_little_more_memory_than_it_took_on
                 coordinator.send(submission.client, frames)
                 if sent % 100 == 0:
                     await trio.lowlevel.checkpoint()
-            await until(lambda: len(stream._reception._undecoded) == count)
+            await arrived(stream, count)
             _, unread_peak = tracemalloc.get_traced_memory()
             tracemalloc.reset_peak()
             delta = await stream.receive()

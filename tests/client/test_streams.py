@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.waiting import until
+from tests.waiting import arrived, until
 from trio_infer import (
     CompletionStream,
     ConnectionLost,
@@ -33,10 +33,6 @@ if TYPE_CHECKING:
     from trio_infer.protocol.packing import Frame
 
 LONG = SamplingParams(num_tokens_to_generate=100_000)
-
-
-async def arrived(stream: CompletionStream, count: int) -> None:
-    await until(lambda: len(stream._reception._undecoded) >= count)
 
 
 async def test_all_that_has_come_is_one_delta(

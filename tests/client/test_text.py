@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from tests.peers import scripted_coordinator
-from tests.waiting import until
+from tests.waiting import arrived, until
 from trio_infer import (
     Completion,
     ConnectionLost,
@@ -244,7 +244,7 @@ async def test_a_tokenizer_that_fails_ends_nothing_and_loses_nothing(
         assert stream.tokens == []
         assert stream.text == ""
         coordinator.partial(submission, [98])
-        await until(lambda: len(stream._reception._undecoded) == 1)
+        await arrived(stream, 1)
         with pytest.raises(KeyError, match="no such token"):
             await stream.receive()
         assert coordinator.of(Kind.ABORT_REQUEST) == []
