@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cli.here import Here
-from tests.peers import ScriptedCoordinator, scripted_coordinator
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import Iterator
 
 
 @pytest.fixture(autouse=True)
@@ -25,13 +24,6 @@ def heard_signals() -> Iterator[None]:
     yield
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
-
-
-@pytest.fixture
-async def coordinator() -> AsyncIterator[ScriptedCoordinator]:
-    async with scripted_coordinator() as coordinator:
-        yield coordinator
-        assert coordinator.unroutable == 0, "the real coordinator would have crashed"
 
 
 @pytest.fixture
