@@ -185,13 +185,13 @@ class RequestGroup(Generic[ResultT]):
         """While this block lasts, the outcomes do not end: there is more to come.
 
         For tasks that submit now and then, while others receive. They end with the block even if
-        nothing was submitted.
+        nothing was submitted. Of a group that is closed it keeps nothing open; submitting says so.
 
         Raises:
-            trio.ClosedResourceError: the group is closed.
             LocalProtocolError: the group's block has not been entered.
         """
-        self.check_open()
+        if not self._closed:
+            self.check_open()
         self._began = True
         with self._more_to_come():
             yield
