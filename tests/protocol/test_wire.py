@@ -7,9 +7,9 @@ import pytest
 
 from trio_infer.protocol.client_codec import MAX_METADATA_BYTES, ClientCodec
 from trio_infer.protocol.coordinator_codec import CoordinatorCodec
-from trio_infer.protocol.dialect import Kind
+from trio_infer.protocol.dialect import Dialect, Kind
 from trio_infer.protocol.dialects import DIALECTS, FRAMED
-from trio_infer.protocol.packing import MAX_NESTING, MalformedMessage, unpack_map
+from trio_infer.protocol.packing import MAX_NESTING, Frames, MalformedMessage, unpack_map
 
 CLIENT = ClientCodec(FRAMED)
 COORDINATOR = CoordinatorCodec(FRAMED)
@@ -180,6 +180,23 @@ def test_metadata_as_large_as_a_body_is_refused_though_its_bytes_may_change() ->
 def test_metadata_of_a_whole_memory_full_is_not_unpacked_to_be_refused(taken: Any) -> None:
     with pytest.raises(MalformedMessage, match="metadata of 65538 bytes"):
         CLIENT.decode([taken(b"\x92\x15" + b"\xc1" * 2**16), BODY])
+
+
+@pytest.mark.parametrize("kind", [Kind.ENGINE_REPLY, Kind.ENGINE_REPLY_PARTIAL])
+@pytest.mark.parametrize("dialect", [CLIENT.dialect, DIALECTS["0.20"]], ids=lambda each: each.name)
+@pytest.mark.parametrize("number", [0, 127, 128, 255, 256, 2**16, 2**32, 2**64 - 1])
+def test_a_reply_finds_its_request_however_many_there_have_been(
+    kind: Kind, dialect: Dialect, number: int
+) -> None:
+    codec, header = ClientCodec(dialect), dialect.number(kind)
+    packed = msgpack.packb(number)
+    for packed_id in (packed, b"\xcf" + number.to_bytes(8, "big")):  # and as others may pack it
+        head = bytes((0x92 if dialect.is_multipart else 0x93, header)) + packed_id
+        frames: Frames = [head, BODY] if dialect.is_multipart else [head + BODY]
+        assert codec.decode(frames) == (kind, number, BODY)
+        for length in range(2, len(head)):
+            with pytest.raises(MalformedMessage):
+                codec.decode([head[:length], *frames[1:]])
 
 
 def test_partial_results_that_begin_alike_are_read_alike_and_no_others_with_them() -> None:

@@ -6,6 +6,7 @@ Of a reply only the head is opened. The body stays packed, for whoever reads it 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import attrs
@@ -15,17 +16,20 @@ from .packing import Frame, Frames, MalformedMessage, pack, unpack, unpack_head
 from .wire import frames_of, is_id, kind_of, no_list
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 __all__ = ["ClientCodec", "ServerMessage", "Submission"]
 
 MAX_METADATA_BYTES: Final = 256
 """The metadata frame of a reply is a header number and a request id: a dozen bytes."""
 
-_PAIR: Final = 2
+_ID_AT: Final = 2
+"""Where the id of a reply stands that begins as by far the most do."""
 
-_FINAL_BYTES: Final = 11
-"""The metadata frame of a final reply has no more: an opening of two, and the longest id."""
+_FIXARRAY: Final = 0x90
+_FIXINT: Final = 0x80
+_ID_BYTES: Final = {0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9}
+"""In MessagePack a list begins so; integers below so are a byte; how many others take."""
 
 HEAD_BYTES: Final = 32
 """Where one frame holds everything, the list's length, the number and the id are among these."""
@@ -87,14 +91,17 @@ class ClientCodec:
     """
 
     dialect: Dialect
-    _final_opening: bytes = attrs.field(init=False, repr=False, eq=False)
+    _openings: Mapping[bytes, Kind] = attrs.field(init=False, repr=False, eq=False)
 
-    @_final_opening.default
-    def _opening_of_finals(self) -> bytes:
-        """How the metadata of a final reply begins, before the id; empty where there is none."""
-        number = self.dialect.number(_FINAL)
-        is_usual = self.dialect.is_multipart and number < 0x80  # noqa: PLR2004 - MessagePack's
-        return bytes((0x92, number)) if is_usual else b""
+    @_openings.default
+    def _openings_of_replies(self) -> Mapping[bytes, Kind]:
+        """How replies begin, before the id."""
+        fields, _ = _SHAPES[self.dialect.is_multipart]
+        return {
+            bytes((_FIXARRAY + 1 + fields, number)): kind
+            for number, kind in self.dialect.kinds.items()
+            if kind in (_PARTIAL, _FINAL) and number < _FIXINT
+        }
 
     def connect(self) -> Frames:
         """The first message of every connection."""
@@ -147,11 +154,9 @@ class ClientCodec:
             MalformedMessage: with the id of the request if there is one that it can be laid at the
                 door of.
         """
-        opening, head = self._final_opening, frames[0] if len(frames) == _PAIR else b""
-        if opening and len(head) <= _FINAL_BYTES and bytes(head[: len(opening)]) == opening:
-            request_id = unpack(head[len(opening) :])  # by far the most are so
-            if is_id(request_id):
-                return _message(ServerMessage, (_FINAL, request_id, frames[1]))
+        usual = self._usual_reply(frames)
+        if usual is not None:
+            return usual
         if not frames:
             msg = "a message without frames"
             raise MalformedMessage(msg)
@@ -173,6 +178,26 @@ class ClientCodec:
         request_id = first if is_id(first) else None
         is_final = kind is _FINAL
         raise MalformedMessage(msg, request_id=request_id, is_final=is_final)
+
+    def _usual_reply(self, frames: Sequence[Frame]) -> ServerMessage | None:
+        """What by far the most messages are, read in fewer steps; None if it is anything else."""
+        head = frames[0] if frames else b""
+        if type(head) is not bytes or len(head) <= _ID_AT:
+            return None
+        kind = self._openings.get(head[:_ID_AT])
+        if kind is None:
+            return None
+        request_id, end = head[_ID_AT], _ID_AT + 1
+        if request_id >= _FIXINT:
+            end = _ID_AT + _ID_BYTES.get(request_id, len(head))
+            request_id = int.from_bytes(head[_ID_AT + 1 : end], "big")
+        if self.dialect.is_multipart:
+            if end != len(head) or len(frames) != 2:  # noqa: PLR2004 - the head and the body
+                return None
+            return _message(ServerMessage, (kind, request_id, frames[1]))
+        if end >= len(head) or len(frames) != 1:
+            return None
+        return _message(ServerMessage, (kind, request_id, head[end:]))
 
 
 # How the first frame of a message begins: its kind, how many fields stand behind the header number,
