@@ -24,8 +24,6 @@ from .protocol.unpacking import unpack_field
 from .transport import CLOSED
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from .exchange import Exchange
     from .models import Completion, KVHandoff
     from .protocol.packing import Frame
@@ -133,12 +131,7 @@ class Prefill:
             self._heir.take(reception.final_body, reception.epoch)
 
     @trio.lowlevel.enable_ki_protection
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Releases the blocks. Never waits."""
         if self._held is not None:
             self._exchange.signals.release(self._held)

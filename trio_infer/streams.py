@@ -13,8 +13,6 @@ from .protocol.detokenizing import Detokenizer
 from .reception import CLOSED
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from .models import Completion
     from .protocol.assembly import Assembler
     from .protocol.detokenizing import Tokenizer
@@ -70,12 +68,7 @@ class CompletionStream(trio.abc.ReceiveChannel[TokenDelta], Generic[ResultT]):
         return self
 
     @trio.lowlevel.enable_ki_protection
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Ends the request. Never waits, so that nothing can replace the caller's exception."""
         self.close()
 

@@ -32,7 +32,6 @@ from .outcomes import Outcomes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import TracebackType
 
     from ..protocol.preparation import Preparation, Prepared
     from ..reply import Terms
@@ -105,12 +104,7 @@ class RequestGroup(Generic[ResultT]):
         return self
 
     @trio.lowlevel.enable_ki_protection
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Ends all requests. Never waits, so that nothing can replace the caller's exception."""
         self.close()
 
