@@ -72,8 +72,9 @@ async def embedded_coordinator(
     ``trio_infer.embedded.open_coordinator``.
     """
     from trio_infer.embedded import open_coordinator  # noqa: PLC0415 - see above
+    from trio_infer.testing import IN_MEMORY  # noqa: PLC0415
 
-    defaults = {"bind": "memory://*", "seed": 0, "keep_requests": True}
+    defaults = {"bind": IN_MEMORY, "seed": 0, "keep_requests": True}
     async with AsyncExitStack() as stack:
         with _options(request, "embedded_coordinator", defaults) as options:
             coordinator = await stack.enter_async_context(open_coordinator(**options))
