@@ -149,16 +149,9 @@ class InferenceClient(trio.abc.AsyncResource, Generic[ResultT]):
         Args:
             prompt: text, or token ids as any sequence or array of ints.
             sampling_params: how to sample; None for the defaults.
-            multi_modal_data: the media that the prompt speaks of: a dict with ``"image"`` or
-                ``"video"``, which is encoded ``bytes``, a list of them, or a dict of NumPy arrays
-                or torch tensors (``imgs``, ``imgs_sizes``, ``num_tiles`` and the int
-                ``num_img_embeddings_per_tile``; of a video ``imgs``, ``imgs_sizes``,
-                ``num_frames``); and ``"media_tokens_preexpanded"``, if the prompt has all the
-                placeholder tokens already. To be left unchanged until the request is handed over.
-            offload_params: passed on to the engine as they are: what MessagePack can carry, with
-                ``str`` for keys.
-            kv_handoff: what another deployment's `prefill` has computed of this very prompt, which
-                has to be token ids. Not together with log probs, media, or offload parameters.
+            multi_modal_data: as `generate` takes it.
+            offload_params: as `generate` takes it.
+            kv_handoff: as `generate` takes it.
             tokenizer: what makes text of its tokens; None for the client's, if that has one.
 
         Raises:
