@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from .errors import ConnectionLost
+from .transport import CLOSED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +27,7 @@ def connection_lost(reason: str, tokens: Sequence[int] = ()) -> ConnectionLost:
 
 def client_closed() -> trio.ClosedResourceError:
     """What a request ends with whose client was closed."""
-    return trio.ClosedResourceError("the client was closed")
+    return trio.ClosedResourceError(CLOSED)
 
 
 def note_failed(

@@ -31,10 +31,10 @@ from typing import TYPE_CHECKING, Final
 import attrs
 import trio
 
+from .endings import client_closed
 from .errors import LocalProtocolError
 from .models.scalars import to_flag, to_int
 from .protocol.dialect import Kind
-from .transport import CLOSED
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
@@ -355,7 +355,7 @@ class EngineControl:
             raise
         hold.confirmed = True
         if self._exchange.is_leaving:
-            raise trio.ClosedResourceError(CLOSED)
+            raise client_closed()
 
 
 async def _confirms(confirm: Callable[[], Awaitable[object]]) -> bool:

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from .endings import client_closed
 from .errors import RemoteProtocolError
 from .protocol.conversion import handoff_of
 from .protocol.packing import MalformedMessage
 from .protocol.unpacking import unpack_field
-from .transport import CLOSED
 
 if TYPE_CHECKING:
     from .exchange import Exchange
@@ -121,7 +121,7 @@ class Prefill:
         epoch = self._request.reception.epoch
         self._held = self._exchange.signals.hold(handoff.request_id, epoch)
         if self._exchange.is_leaving:
-            raise trio.ClosedResourceError(CLOSED)
+            raise client_closed()
         return handoff
 
     def _release_unclaimed(self) -> None:
