@@ -10,7 +10,7 @@ import attrs
 from .client import InferenceClient
 from .instruments import check_instruments
 from .lifetime import Lifetime
-from .models.scalars import to_flag, to_int, to_limit, to_seconds, to_text
+from .models.scalars import to_count, to_flag, to_limit, to_seconds, to_text
 from .protocol.client_codec import ClientCodec
 from .protocol.detokenizing import Tokenizer, check_tokenizer
 from .protocol.dialects import resolve_dialect
@@ -93,7 +93,7 @@ def check_options(
             heartbeat_timeout=to_seconds(
                 heartbeat_timeout, "heartbeat_timeout", least=0.001, most=MAX_HEARTBEAT_SECONDS
             ),
-            max_message_size=_bytes(max_message_size, "max_message_size"),
+            max_message_size=to_count(max_message_size, "max_message_size"),
             socket_options=check_socket_options(socket_options),
         ),
         context=check_context(context),
@@ -104,11 +104,3 @@ def check_options(
         close_timeout=to_seconds(close_timeout, "close_timeout"),
         instruments=check_instruments(instruments),
     )
-
-
-def _bytes(value: object, name: str) -> int:
-    size = to_int(value, name)
-    if size < 1:
-        msg = f"{name} must be at least 1 byte, not {size}"
-        raise ValueError(msg)
-    return size

@@ -9,7 +9,7 @@ import attrs
 from ..client import check_client
 from ..errors import NoneAccepted
 from ..models import Completion, GenerateRequest, Outcome
-from ..models.scalars import to_float, to_int
+from ..models.scalars import to_count, to_float
 from .completing import check_function, completing
 from .judging import judging
 
@@ -117,9 +117,7 @@ async def best_of(
     """
     check_client(client)
     check_function(score, "score")
-    if to_int(n, "n") < 1:
-        msg = f"n must be at least 1, not {n}"
-        raise ValueError(msg)
+    count = to_count(n, "n")
     enough = None if good_enough is None else to_float(good_enough, "good_enough")
     request = GenerateRequest(
         prompt,
@@ -131,7 +129,7 @@ async def best_of(
     best: tuple[float, Completion] | None = None
     seen: list[Outcome[Completion]] = []
     async with (
-        completing(client, [request] * n, None, fail_fast=True) as outcomes,
+        completing(client, [request] * count, None, fail_fast=True) as outcomes,
         judging(outcomes, score) as verdicts,
     ):
         async for judged in verdicts:

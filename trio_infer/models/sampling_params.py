@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 import attrs
 
 from .frozen import freeze_mapping, thaw
-from .scalars import to_flag, to_float, to_int, to_probability, to_text
+from .scalars import to_count, to_flag, to_float, to_int, to_probability, to_text
 
 __all__ = ["SamplingParams", "SupportsSerialize", "to_sampling_params"]
 
@@ -30,15 +31,7 @@ def _field(default: Any, normalize: _Normalizer, *, shown: bool = True) -> Any:
     return attrs.field(default=default, metadata={"normalize": normalize}, repr=shown)
 
 
-def _count(least: int) -> _Normalizer:
-    def normalize(value: object, name: str) -> int:
-        number = to_int(value, name)
-        if number < least:
-            msg = f"{name} must be at least {least}, not {number}"
-            raise ValueError(msg)
-        return number
-
-    return normalize
+_from_0: Final = partial(to_count, least=0)
 
 
 def _optional(normalize: _Normalizer) -> _Normalizer:
@@ -93,22 +86,22 @@ class SamplingParams:
     """
 
     temperature: float = _field(1.0, to_float)
-    top_k: int = _field(0, _count(0))
+    top_k: int = _field(0, _from_0)
     top_p: float = _field(0.0, to_probability)
     return_log_probs: bool = _field(default=False, normalize=to_flag)
     skip_prompt_log_probs: bool = _field(default=False, normalize=to_flag)
     return_segments: bool = _field(default=False, normalize=to_flag)
-    num_tokens_to_generate: int | None = _field(None, _optional(_count(0)))
-    num_tokens_total: int | None = _field(None, _optional(_count(0)))
+    num_tokens_to_generate: int | None = _field(None, _optional(_from_0))
+    num_tokens_total: int | None = _field(None, _optional(_from_0))
     termination_id: int | None = _field(None, _optional(to_int))
-    top_n_logprobs: int = _field(0, _count(0))
+    top_n_logprobs: int = _field(0, _from_0)
     _return_prompt_top_n_logprobs: bool = _field(default=False, normalize=to_flag, shown=False)
     add_BOS: bool = _field(default=False, normalize=to_flag)
     stop_words: Sequence[str] | None = _field(None, _optional(_stop_words))
     detokenize_stop_sequence: bool = _field(default=False, normalize=to_flag)
     return_prompt_tokens: bool = _field(default=False, normalize=to_flag)
     streaming: bool = _field(default=False, normalize=to_flag)
-    streaming_interval: int = _field(1, _count(1))
+    streaming_interval: int = _field(1, to_count)
     do_kv_handoff: bool = _field(default=False, normalize=to_flag)
     extra: Mapping[str, Any] = attrs.field(factory=dict, metadata={"normalize": freeze_mapping})
 

@@ -75,7 +75,7 @@ def to_count(value: object, name: str, *, least: int = 1) -> int:
     """
     count = to_int(value, name)
     if count < least:
-        msg = f"{name} must be at least {least}, not {value}"
+        msg = f"{name} must be at least {least}, not {count}"
         raise ValueError(msg)
     return count
 

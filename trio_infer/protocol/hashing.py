@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from ..models.scalars import to_int
+from ..models.scalars import to_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,13 +66,7 @@ class PrefixCachingCoordinatorPolicy(enum.Enum):
 
 
 def _block_size(value: object) -> int | None:
-    if value is None:
-        return None
-    size = to_int(value, "block_size_tokens")
-    if size < 1:
-        msg = f"block_size_tokens must be at least 1, not {size}"
-        raise ValueError(msg)
-    return size
+    return None if value is None else to_count(value, "block_size_tokens")
 
 
 def _policy(value: object) -> PrefixCachingCoordinatorPolicy | None:
