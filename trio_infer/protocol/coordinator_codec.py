@@ -21,24 +21,7 @@ def _are_ints(value: object) -> bool:
     return type(value) is list and all(type(item) is int for item in value)
 
 
-_FROM_CLIENT: Final = frozenset(
-    {
-        Kind.CONNECT,
-        Kind.SUBMIT_REQUEST,
-        Kind.SUBMIT_REQUEST_WITH_KV,
-        Kind.ABORT_REQUEST,
-        Kind.RELEASE_KV,
-        Kind.PAUSE,
-        Kind.UNPAUSE,
-        Kind.SUSPEND,
-        Kind.RESUME,
-        Kind.SET_GENERATION_EPOCH,
-        Kind.STOP,
-        Kind.START_CUDA_PROFILER,
-        Kind.STOP_CUDA_PROFILER,
-        Kind.SHUTDOWN,
-    }
-)
+_FROM_COORDINATOR: Final = (Kind.CONNECT_ACK, Kind.ENGINE_REPLY, Kind.ENGINE_REPLY_PARTIAL)
 
 _CHECKS: Final[Mapping[str, Callable[[Any], bool]]] = {
     "request_id": is_id,
@@ -104,7 +87,7 @@ class CoordinatorCodec:
         kind, fields = self._first_frame(frames[0])
         layout = self.dialect.layouts[kind]
         expected = (len(layout.fields), len(layout.bodies) + 1)
-        if kind not in _FROM_CLIENT or (len(fields), len(frames)) != expected:
+        if kind in _FROM_COORDINATOR or (len(fields), len(frames)) != expected:
             msg = f"{kind.name} with {len(fields)} fields and {len(frames)} frames"
             raise MalformedMessage(msg)
         bodies = map(unpack, frames[1:])
