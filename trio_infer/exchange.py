@@ -270,8 +270,7 @@ class Exchange:
         """
         self.home.check()
         if self._session.abandon(request_id, heir):
-            self._send_abort(request_id)
-            self._admission.admit()
+            self._abort(request_id)
 
     def check_can_abort(self) -> None:
         """Raises `UnsupportedByDialect` if a request cannot be ended before its time."""
@@ -286,8 +285,7 @@ class Exchange:
         """The final reply is wanted soon: if it runs, ABORT is sent before this returns."""
         self.home.check()
         if self._session.finish_early(request_id):
-            self._send_abort(request_id)
-            self._admission.admit()
+            self._abort(request_id)
 
     @trio.lowlevel.enable_ki_protection
     def fail(
@@ -305,18 +303,18 @@ class Exchange:
         if finished:
             self.recount_as_failed()
         elif self._session.fail(request_id, heir):
-            self._send_abort(request_id)
-            self._admission.admit()
+            self._abort(request_id)
 
     def recount_as_failed(self) -> None:
         """A final reply, taken for a completion when it came, was none."""
         self._session.recount_as_failed()
 
-    def _send_abort(self, request_id: int) -> None:
-        if not self._codec.dialect.can_abort:
-            return  # the engine goes on to the end, and its reply is waited for and dropped
-        with contextlib.suppress(NotConnected):  # then the request went down with its connection
-            self._transport.send(self._codec.abort(request_id))
+    def _abort(self, request_id: int) -> None:
+        """The request runs no more: sends ABORT, and lets in who waits."""
+        if self._codec.dialect.can_abort:  # else its late reply is waited for and dropped
+            with contextlib.suppress(NotConnected):  # it went down with its connection
+                self._transport.send(self._codec.abort(request_id))
+        self._admission.admit()
 
     # In
 
@@ -363,8 +361,7 @@ class Exchange:
         else:
             inbox = self._session.partial(error.request_id)
             if inbox is not None and self._session.fail(error.request_id, inbox.heir):
-                self._send_abort(error.request_id)
-                self._admission.admit()
+                self._abort(error.request_id)
         if inbox is not None:
             inbox.malformed(error)
 
