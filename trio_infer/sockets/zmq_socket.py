@@ -159,13 +159,13 @@ class ZmqSocket(Draining):
                 self._look()
 
     async def _wait_arrival(self) -> None:
-        while True:
+        while True:  # noqa: ASYNC913 - what goes round waits again
             self._parked, self._looked = True, False
             try:
                 await trio.lowlevel.wait_readable(self._fd)
             except trio.ClosedResourceError:  # woken by hand: an edge may have been missed
                 if self._closed or self._has_arrival():
-                    return
+                    return  # noqa: ASYNC910 - woken by hand is woken
             else:
                 return
             finally:
