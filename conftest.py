@@ -50,11 +50,24 @@ def coordinator_address() -> Iterator[str]:
     thread.join(timeout=30)
 
 
+def catch_up(example: Example) -> None:
+    """Run what stands above on the page and has not been run here, but by another process of xdist.
+
+    It shares out the examples one by one, and each may go on from those before.
+    """
+    begun = example.namespace.setdefault("examples_begun", set())
+    for above in example.document.examples():
+        if above.start < example.start and above.start not in begun:
+            above.evaluate()
+    begun.add(example.start)
+
+
 class ExampleEvaluator(PythonEvaluator):
     """Runs an example against the coordinator that the fixture provides."""
 
     def __call__(self, example: Example) -> None:
         """Run the example, with the address of this run's coordinator in it."""
+        catch_up(example)
         address = example.namespace["coordinator_address"]
         source = example.parsed
         text = source.replace(ADDRESS, address)
@@ -66,6 +79,7 @@ class ExampleEvaluator(PythonEvaluator):
 
 def check_output(example: Example) -> str | None:
     """Compare what a page shows below an example with what that printed; ``...`` is anything."""
+    catch_up(example)
     shown, printed = example.parsed.rstrip(), example.namespace.pop("printed").rstrip()
     if OutputChecker().check_output(shown, printed, ELLIPSIS):
         return None
