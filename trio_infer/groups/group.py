@@ -184,6 +184,7 @@ class RequestGroup(Generic[ResultT]):
         Raises:
             LocalProtocolError: the group's block has not been entered.
         """
+        self._exchange.home.check()
         if not self._closed:
             self.check_open()
         self._began = True
