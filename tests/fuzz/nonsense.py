@@ -117,5 +117,5 @@ def named_id(frame: bytes) -> object:
     try:
         count = unpacker.read_array_header()
         return [unpacker.unpack() for _ in range(min(count, 2))][-1]
-    except (ValueError, OverflowError, IndexError, msgpack.OutOfData):
+    except (TypeError, ValueError, OverflowError, IndexError, msgpack.OutOfData):
         return None
