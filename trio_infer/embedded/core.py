@@ -275,7 +275,7 @@ class CoordinatorCore:
         self.fleet[index].end(state)
 
     def _submit(self, key: tuple[bytes, int], message: ClientMessage, now: float) -> None:
-        prompt = message.prompt or ""  # the codec takes no submission without one
+        prompt = "" if message.prompt is None else message.prompt  # which the codec lets pass not
         if self._table.number_of(*key) is not None:
             self._drop(key[0], f"request id {key[1]} is in use")
             return
