@@ -60,6 +60,13 @@ def chatting_here(*options: str) -> AbstractAsyncContextManager[Program]:
     return started(*EMBEDDED, *options, stdin=subprocess.PIPE)
 
 
+async def half_answered(coordinator: ScriptedCoordinator, program: Program, lines: str) -> None:
+    """Says these, and returns once "said" has come in answer to the first one, and been shown."""
+    await program.say(lines)
+    coordinator.partial(await coordinator.submission(), list(b"said"))
+    await program.stdout.until("said")
+
+
 # --- a terminal
 
 
@@ -194,9 +201,7 @@ async def test_ctrl_c_in_a_pipe_stops_one_answer_and_twice_all(
     coordinator: ScriptedCoordinator,
 ) -> None:
     async with chatting(coordinator) as program:
-        await program.say("one\ntwo\n")
-        coordinator.partial(await coordinator.submission(), list(b"said"))
-        await program.stdout.until("said")
+        await half_answered(coordinator, program, "one\ntwo\n")
         program.send(signal.SIGINT)
         await coordinator.abort()
         second = await coordinator.submission()
@@ -213,9 +218,7 @@ async def test_other_signals_end_it_as_they_end_the_others(
     coordinator: ScriptedCoordinator, number: signal.Signals, code: int
 ) -> None:
     async with chatting(coordinator) as program:
-        await program.say("one\n")
-        coordinator.partial(await coordinator.submission(), list(b"said"))
-        await program.stdout.until("said")
+        await half_answered(coordinator, program, "one\n")
         program.send(number)
         await coordinator.abort()
         assert await program.ended() == code
@@ -228,9 +231,7 @@ async def test_ended_in_an_answer_it_tells_what_it_was_owed(
 ) -> None:
     coordinator.answers_aborts = False
     async with chatting(coordinator) as program:
-        await program.say("one\n")
-        coordinator.partial(await coordinator.submission(), list(b"said"))
-        await program.stdout.until("said")
+        await half_answered(coordinator, program, "one\n")
         program.send(signal.SIGTERM)
         await coordinator.abort()
         coordinator.close()
@@ -382,9 +383,7 @@ async def test_a_stop_that_is_not_answered_is_told_and_the_next_turn_goes_on(
 ) -> None:
     coordinator.answers_aborts = False
     async with chatting(coordinator) as program:
-        await program.say("one\ntwo\n")
-        coordinator.partial(await coordinator.submission(), list(b"said"))
-        await program.stdout.until("said")
+        await half_answered(coordinator, program, "one\ntwo\n")
         program.send(signal.SIGINT)
         abort = await coordinator.abort()
         await program.stderr.until("after 4 tokens, and the coordinator has not answered that yet")
