@@ -6,6 +6,7 @@ import pytest
 
 from trio_infer.embedded import routing
 from trio_infer.embedded.engine import Engine
+from trio_infer.embedded.fleet import Fleet as EngineFleet
 from trio_infer.embedded.routing import Router
 from trio_infer.protocol.hashing import PrefixHashing, hash_blocks
 
@@ -24,7 +25,8 @@ class Fleet:
         self.engines = [
             Engine(model, max_requests=4, block_size_tokens=BLOCK) for _ in range(engines)
         ]
-        self.router = Router(self.engines, PrefixHashing(BLOCK, policy), model.tokenize)
+        all_of_them = EngineFleet(tuple(self.engines))
+        self.router = Router(all_of_them, PrefixHashing(BLOCK, policy), model.tokenize)
         self.count = 0
 
     def give(self, *blocks: list[int], sent: list[int] | None = None) -> int:

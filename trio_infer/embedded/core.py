@@ -80,7 +80,8 @@ class CoordinatorCore:
         self._fails = fails
         self._lacking = LACKING.get(dialect.name, frozenset())
         self.fleet: Fleet = Fleet(tuple(engines))
-        self._router = Router(engines, prefix_hashing or PrefixHashing(), engines[0].model.tokenize)
+        tokenize = engines[0].model.tokenize
+        self._router = Router(self.fleet, prefix_hashing or PrefixHashing(), tokenize)
         self._clients: set[bytes] = set()
         self._table = RequestTable(keep_ended=keep_requests)
         self._outgoing: list[Outgoing] = []

@@ -13,7 +13,7 @@ from typing import Final
 import attrs
 
 from ..protocol.hashing import PrefixCachingCoordinatorPolicy, PrefixHashing
-from .engine import Engine
+from .fleet import Fleet
 
 __all__ = ["Router"]
 
@@ -29,12 +29,12 @@ class Router:
     """Chooses engines, and remembers which hashes went to which.
 
     Attributes:
-        engines: who can be chosen.
+        fleet: who can be chosen, as far as they are left.
         hashing: how the coordinator hashes prompts, if at all.
         tokenize: makes token ids of text.
     """
 
-    engines: Sequence[Engine]
+    fleet: Fleet
     hashing: PrefixHashing
     tokenize: Callable[[str], list[int]]
     _seen: OrderedDict[int, dict[int, int]] = attrs.field(factory=OrderedDict)
@@ -57,16 +57,13 @@ class Router:
         Raises:
             LookupError: no engine is left.
         """
-        if not self._alive():
+        if not self.fleet.left:
             msg = "no engine is left"
             raise LookupError(msg)
         hashes = self._relevant(prompt, block_hashes, salt)
         index = self._best(hashes)
         self._remember(index, hashes)
         return index
-
-    def _alive(self) -> list[int]:
-        return [index for index, engine in enumerate(self.engines) if not engine.life.is_gone]
 
     def _relevant(
         self, prompt: str | list[int], sent: list[int] | None, salt: str | None
@@ -94,15 +91,15 @@ class Router:
             return self._least_loaded()
 
         def rank(index: int) -> tuple[float, int]:
-            engine = self.engines[index]
+            engine = self.fleet[index]
             free_share = max(0, engine.max_requests - engine.load) / engine.max_requests
             last = known_by.get(index, 0)
             return ALPHA * (match if last else 0.0) + (1 - ALPHA) * free_share, last
 
-        return max(self._alive(), key=rank)
+        return max(self.fleet.left, key=rank)
 
     def _least_loaded(self) -> int:
-        return min(self._alive(), key=lambda index: self.engines[index].load)
+        return min(self.fleet.left, key=lambda index: self.fleet[index].load)
 
     def _deepest(self, hashes: Sequence[int]) -> tuple[float, dict[int, int]]:
         """How deep the deepest known block lies, as a share of all; and who got it, and when."""
