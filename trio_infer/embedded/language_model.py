@@ -24,25 +24,29 @@ class Vocabulary(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """See `LanguageModel`."""
+        """How many token ids there are; they are counted from 0."""
         ...
 
     @property
     def end_token(self) -> int:
-        """See `LanguageModel`."""
+        """The id that ends a text, and, where a prompt asks for one, begins it."""
         ...
 
     def tokenize(self, text: str) -> list[int]:
-        """See `LanguageModel.tokenize`."""
+        """The token ids of a text, without any that begins or ends it.
+
+        Raises:
+            ValueError: if the text has no ids in this vocabulary.
+        """
         ...
 
     def detokenize(self, tokens: Sequence[int]) -> str:
-        """See `LanguageModel.detokenize`."""
+        """The text of token ids, whatever they are and wherever they were cut."""
         ...
 
 
 @runtime_checkable
-class LanguageModel(Protocol):
+class LanguageModel(Vocabulary, Protocol):
     """A model that continues token sequences.
 
     Engines ask it once per step. It may be shared by any number of engines, and by coordinators of
@@ -64,28 +68,6 @@ class LanguageModel(Protocol):
 
     A model that keeps what it has computed of a sequence is a `CachingModel`.
     """
-
-    @property
-    def vocab_size(self) -> int:
-        """How many token ids there are; they are counted from 0."""
-        ...
-
-    @property
-    def end_token(self) -> int:
-        """The id that ends a text, and, where a prompt asks for one, begins it."""
-        ...
-
-    def tokenize(self, text: str) -> list[int]:
-        """The token ids of a text, without any that begins or ends it.
-
-        Raises:
-            ValueError: if the text has no ids in this vocabulary.
-        """
-        ...
-
-    def detokenize(self, tokens: Sequence[int]) -> str:
-        """The text of token ids, whatever they are and wherever they were cut."""
-        ...
 
     def next_token_log_probs(self, sequences: Sequence[Sequence[int]]) -> Sequence[Sequence[float]]:
         """What may come next, for each of a batch of sequences.
