@@ -184,8 +184,9 @@ class RequestGroup(Generic[ResultT]):
         Raises:
             LocalProtocolError: the group's block has not been entered.
         """
-        self._exchange.home.check()
-        if not self._closed:
+        if self._closed:
+            self._exchange.home.check()
+        else:
             self.check_open()
         self._began = True
         with self._more_to_come():
