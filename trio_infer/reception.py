@@ -22,9 +22,9 @@ from .endings import client_closed, connection_lost, note_failed
 from .errors import RemoteProtocolError, RequestFailed
 from .models import Completion
 from .models.result import ResultT
-from .protocol.assembly import Assembler
+from .protocol.assembly import Assembler, Body
 from .protocol.conversion import Known, request_failed
-from .protocol.packing import Frame, MalformedMessage, unpack_map
+from .protocol.packing import Frame, MalformedMessage
 from .protocol.unpacking import HEAVY_BODY, Unpacking
 from .wakeup import Wakeup
 
@@ -353,19 +353,19 @@ class Reception(Generic[ResultT]):
         if isinstance(arrival, _Broken):
             self._make_error = arrival.make_error
             return True
-        fields = self._unpacked(arrival.body if isinstance(arrival, _Final) else arrival)
-        if fields is None:
+        body = self._unpacked(arrival.body if isinstance(arrival, _Final) else arrival)
+        if body is None:
             return False
         if isinstance(arrival, _Final):
-            self._decode_final(arrival, fields)
+            self._decode_final(arrival, body)
         else:
-            self.arrived.add_partial_fields(fields)
+            self.arrived.add_partial(body)
         return True
 
-    def _unpacked(self, body: Frame) -> dict[str, Any] | None:
-        """What a body holds; None if there are more pieces of it."""
+    def _unpacked(self, body: Frame) -> Body | None:
+        """A body, unpacked if that wants to be done in pieces; None if there are more of them."""
         if len(body) < HEAVY_BODY:
-            return unpack_map(body)
+            return body
         if self._unpacking is None:
             self._unpacking = Unpacking(body, lazily=self.arrived.deserialize)
         if self._unpacking.go_on():
@@ -373,7 +373,7 @@ class Reception(Generic[ResultT]):
         fields, self._unpacking = self._unpacking.fields(), None
         return fields
 
-    def _decode_final(self, final: _Final, fields: dict[str, Any]) -> None:
+    def _decode_final(self, final: _Final, body: Body) -> None:
         first = self._first_at
         known = Known(
             request_id=self.request_id,
@@ -383,7 +383,7 @@ class Reception(Generic[ResultT]):
             aborted=self.aborted,
         )
         try:
-            result = self.completion = self.arrived.finish_fields(fields, known)
+            result = self.completion = self.arrived.finish(body, known)
         except RequestFailed as error:
             completion = error.completion
             self._make_error = lambda _: request_failed(completion)

@@ -12,7 +12,7 @@ from .endings import client_closed, connection_lost, note_failed
 from .errors import RemoteProtocolError, RequestFailed
 from .protocol.assembly import result_at_once
 from .protocol.conversion import Known
-from .protocol.packing import MalformedMessage, unpack_map
+from .protocol.packing import MalformedMessage
 from .protocol.unpacking import HEAVY_BODY, Unpacking
 
 if TYPE_CHECKING:
@@ -153,8 +153,8 @@ class Reply(ABC):
         exchange, deserialize = self._terms
         try:
             is_heavy = len(self._body) >= HEAVY_BODY
-            fields = self._in_pieces().fields() if is_heavy else unpack_map(self._body)
-            result = result_at_once(fields, known, deserialize=deserialize)
+            body = self._in_pieces().fields() if is_heavy else self._body
+            result = result_at_once(body, known, deserialize=deserialize)
         except RequestFailed as error:
             note_failed(exchange, error, self.observation, aborted=False)
             raise

@@ -11,7 +11,7 @@ import trio
 
 from tests.waiting import arrived, until
 from trio_infer import CompletionStream, InferenceClient, RemoteProtocolError, SamplingParams
-from trio_infer.protocol.assembly import Assembler
+from trio_infer.protocol.assembly import Assembler, Body
 from trio_infer.reception import DECODED_AT_ONCE
 
 if TYPE_CHECKING:
@@ -100,13 +100,13 @@ async def test_who_reads_very_much_at_once_lets_other_tasks_run_meanwhile(
     way: str,
 ) -> None:
     decoded = longest = 0
-    add_partial = Assembler.add_partial_fields
+    add_partial = Assembler.add_partial
 
-    def count(assembler: Assembler, fields: dict[str, Any]) -> None:
+    def count(assembler: Assembler, body: Body) -> None:
         nonlocal decoded, longest
         decoded += 1
         longest = max(longest, decoded)
-        add_partial(assembler, fields)
+        add_partial(assembler, body)
 
     async def somebody_else() -> None:
         nonlocal decoded
@@ -114,7 +114,7 @@ async def test_who_reads_very_much_at_once_lets_other_tasks_run_meanwhile(
             decoded = 0
             await trio.lowlevel.checkpoint()
 
-    monkeypatch.setattr(Assembler, "add_partial_fields", count)
+    monkeypatch.setattr(Assembler, "add_partial", count)
     many = 10 * DECODED_AT_ONCE
     async with client.stream("slow", LONG) as stream, trio.open_nursery() as nursery:
         submission = await unread(coordinator, stream, many)

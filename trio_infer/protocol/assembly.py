@@ -6,7 +6,7 @@ contradicts them is refused.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import attrs
 
@@ -18,15 +18,20 @@ from .conversion import (
     request_failed,
     to_completion,
     to_failed_completion,
+    usual_completion,
 )
 from .detokenizing import Detokenizer
 from .packing import Frame, MalformedMessage, unpack_map
 from .structuring import Wanted, floats, ints, structure, top_n
+from .typed import partial_result
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Assembler", "result_at_once"]
+__all__ = ["Assembler", "Body", "result_at_once"]
+
+Body: TypeAlias = Frame | dict[str, Any]
+"""Of a reply: packed, or unpacked already."""
 
 
 _PARTIAL_RESULT: Final[Mapping[str, Wanted]] = {
@@ -35,8 +40,6 @@ _PARTIAL_RESULT: Final[Mapping[str, Wanted]] = {
     "new_top_n_logprobs": top_n,
 }
 """The fields of a partial result that a delta is made of."""
-
-_LOG_PROBS: Final = frozenset(_PARTIAL_RESULT) - {"new_tokens"}
 
 
 @attrs.define(eq=False)
@@ -57,26 +60,33 @@ class Assembler:
     _log_probs: list[float] = attrs.field(factory=list)
     _top_n: list[dict[str, float]] = attrs.field(factory=list)
 
-    def add_partial(self, body: Frame) -> None:
+    def add_partial(self, body: Body) -> None:
         """Takes in a partial result.
 
         Raises:
             MalformedMessage: if it makes no sense, or not beside those before it.
         """
-        self.add_partial_fields(unpack_map(body))
-
-    def add_partial_fields(self, fields: Mapping[str, Any]) -> None:
-        """As `add_partial`, of a body that is unpacked already."""
-        tokens = fields.get("new_tokens")
+        partial = None if isinstance(body, dict) else partial_result(body)
+        if partial is not None:
+            self._add(partial.new_tokens, partial.new_log_probs, partial.new_top_n_logprobs)
+            return
+        get = structure(_fields_of(body), _PARTIAL_RESULT)[0].get
+        tokens = get("new_tokens")
         if tokens is None:
             msg = "a partial result without new_tokens"
             raise MalformedMessage(msg)
-        if _LOG_PROBS.isdisjoint(fields) and not (self._log_probs or self._top_n):
-            self.tokens += ints(tokens)  # by far the most bring no more
+        self._add(tokens, get("new_log_probs"), get("new_top_n_logprobs"))
+
+    def _add(
+        self,
+        tokens: list[int],
+        log_probs: list[float] | None,
+        top_n: list[dict[str, float]] | None,
+    ) -> None:
+        if not (log_probs or top_n or self._log_probs or self._top_n):
+            self.tokens += tokens  # by far the most bring no more
             return
-        partial, _ = structure(fields, _PARTIAL_RESULT)
-        log_probs = partial.get("new_log_probs", [])
-        entries = partial.get("new_top_n_logprobs", [])
+        log_probs, entries = log_probs or [], top_n or []
         if entries:
             entries = _aligned(entries, log_probs, len(tokens))
         self._check(len(tokens), log_probs, entries)
@@ -84,7 +94,7 @@ class Assembler:
         self._log_probs += log_probs
         self._top_n += entries
 
-    def finish(self, body: Frame, known: Known) -> Any:
+    def finish(self, body: Body, known: Known) -> Any:
         """Takes in the final reply.
 
         Args:
@@ -99,13 +109,9 @@ class Assembler:
             MalformedMessage: if it makes no sense, or contradicts what came before.
             RequestFailed: if the engine gave up on the request.
         """
-        return self.finish_fields(unpack_map(body), known)
-
-    def finish_fields(self, fields: dict[str, Any], known: Known) -> Any:
-        """As `finish`, of a body that is unpacked already."""
-        whole = _whole(fields, known, deserialize=self.deserialize)
+        whole, result = _ended(body, known, deserialize=self.deserialize)
         self.take_rest(whole)
-        return _result(whole, fields, known)
+        return result
 
     def take_rest(self, whole: Completion | Generated) -> None:
         """Takes in what the partial results have left out.
@@ -182,29 +188,36 @@ class Assembler:
         )
 
 
-def result_at_once(fields: dict[str, Any], known: Known, *, deserialize: bool) -> Any:
-    """As `Assembler.finish_fields`, of a request of which nothing has arrived before."""
-    whole = _whole(fields, known, deserialize=deserialize)
+def result_at_once(body: Body, known: Known, *, deserialize: bool) -> Any:
+    """As `Assembler.finish`, of a request of which nothing has arrived before."""
+    whole, result = _ended(body, known, deserialize=deserialize)
     if whole.generated_log_probs or whole.generated_top_n_logprobs:
         Assembler().take_rest(whole)
-    return _result(whole, fields, known)
+    return result
 
 
-def _whole(fields: Mapping[str, Any], known: Known, *, deserialize: bool) -> Completion | Generated:
-    """What a final reply says was generated. Raises as `Assembler.finish` does."""
+def _ended(
+    body: Body, known: Known, *, deserialize: bool
+) -> tuple[Completion | Generated, Completion | dict[str, Any]]:
+    """What a final reply says was generated, and what the request ends in.
+
+    Raises as `Assembler.finish` does.
+    """
     if deserialize:
-        completion = to_completion(fields, known)
+        usual = None if isinstance(body, dict) else usual_completion(body, known)
+        completion = usual or to_completion(_fields_of(body), known)
         if completion.finish_reason == "error":
             raise request_failed(completion)
-        return completion
+        return completion, completion
+    fields = _fields_of(body)
     generated = generated_of(fields)
     if generated.failed:
         raise request_failed(to_failed_completion(fields, known))
-    return generated
+    return generated, fields | {"latency": known.latency}
 
 
-def _result(whole: Completion | Generated, fields: dict[str, Any], known: Known) -> Any:
-    return whole if isinstance(whole, Completion) else fields | {"latency": known.latency}
+def _fields_of(body: Body) -> dict[str, Any]:
+    return body if isinstance(body, dict) else unpack_map(body)
 
 
 def _aligned(

@@ -10,9 +10,8 @@ import attrs
 from ..errors import RequestFailed
 from ..models import Completion, KVHandoff, RequestEvent
 from ..models.completion import DEFAULTS, completion_of
-from .packing import MalformedMessage
+from .packing import Frame, MalformedMessage
 from .structuring import (
-    NOTHING,
     Wanted,
     array,
     array_of,
@@ -26,6 +25,7 @@ from .structuring import (
     top_n,
     unwrapped,
 )
+from .typed import FIELDS, finished_request
 
 __all__ = [
     "FINISHED_REQUEST",
@@ -36,6 +36,7 @@ __all__ = [
     "request_failed",
     "to_completion",
     "to_failed_completion",
+    "usual_completion",
 ]
 
 _FAILED: Final = "FAILED"
@@ -114,21 +115,18 @@ class Generated:
         return self.status == _FAILED
 
 
-def _structure(
-    fields: Mapping[str, Any], wanted: Mapping[str, Wanted], defaults: Mapping[str, Any] = NOTHING
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """As `structure`, of a finished request: its log probs are cut to its tokens."""
-    known, others = structure(fields, wanted, defaults)
-    if known.get("status") is None:
+def _checked(told: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a finished request: it has a status, and log probs for its tokens alone."""
+    if told.get("status") is None:
         msg = "a finished request without a status"
         raise MalformedMessage(msg)
-    if known.get(_LOG_PROBS) or known.get(_TOP_N):
-        count = len(known.get("generated_tokens") or ())
+    if told.get(_LOG_PROBS) or told.get(_TOP_N):
+        count = len(told.get("generated_tokens") or ())
         for name in (_LOG_PROBS, _TOP_N):
-            values = known.get(name)
+            values = told.get(name)
             if values:  # of a stop word that it took off again, the engine leaves some behind
-                known[name] = values[:count]
-    return known, others
+                told[name] = values[:count]
+    return told
 
 
 def generated_of(fields: Mapping[str, Any]) -> Generated:
@@ -140,7 +138,7 @@ def generated_of(fields: Mapping[str, Any]) -> Generated:
     Raises:
         MalformedMessage: if it makes no sense.
     """
-    return Generated(**_structure(fields, GENERATED)[0])
+    return Generated(**_checked(structure(fields, GENERATED)[0]))
 
 
 def handoff_of(fields: Mapping[str, Any]) -> KVHandoff | None:
@@ -153,6 +151,34 @@ def handoff_of(fields: Mapping[str, Any]) -> KVHandoff | None:
     return handoff
 
 
+def usual_completion(body: Frame, known: Known) -> Completion | None:
+    """As `to_completion`, of a body that is still packed, in a third of the time of both.
+
+    None if the body is not as by far the most are, in whatever way.
+    """
+    told = finished_request(body)
+    if told is None or told["status"] == _FAILED:
+        return None
+    others = {name: value for name in _OTHERS if (value := told.pop(name)) is not None}
+    try:
+        for name, check in _UNCHECKED:
+            if told[name] is not None:
+                told[name] = check(told[name])
+    except MalformedMessage:
+        return None
+    told |= _UNTOLD
+    told["events"] = tuple(told["events"] or ())
+    return _completed(told, others, known)
+
+
+_OTHERS: Final = sorted(FIELDS - FINISHED_REQUEST.keys())
+_UNTOLD: Final = {name: value for name, value in DEFAULTS.items() if name not in FIELDS}
+_UNCHECKED: Final = [
+    (name, FINISHED_REQUEST[name]) for name in ("prompt_tokens", "policy_epoch", "kv_cache_epoch")
+]
+"""What `finished_request` leaves to be done: names in other hands, defaults, checks."""
+
+
 def to_completion(fields: Mapping[str, Any], known: Known) -> Completion:
     """A finished request as the caller sees it.
 
@@ -163,22 +189,28 @@ def to_completion(fields: Mapping[str, Any], known: Known) -> Completion:
     Raises:
         MalformedMessage: if the body makes no sense.
     """
-    told, extra = _structure(fields, FINISHED_REQUEST, DEFAULTS)
-    extra.pop("remaining_prompt_tokens", None)  # repeats the whole prompt
+    told, others = structure(fields, FINISHED_REQUEST, DEFAULTS)
+    if told["routing_indices"] is not None:
+        told["_routing_dtype"] = unwrapped(fields["routing_indices"])[1]
+    return _completed(told, others, known)
+
+
+def _completed(told: dict[str, Any], others: dict[str, Any], known: Known) -> Completion:
+    """The completion that the fields make."""
+    _checked(told)
+    others.pop("remaining_prompt_tokens", None)  # repeats the whole prompt
     if told["prompt_length"] is None and told["prompt_tokens"] is not None:  # before 0.19
         told["prompt_length"] = len(told["prompt_tokens"])
     if told["generated_tokens"] is None:
         told["generated_tokens"] = []
     if told["generated_length"] is None:
         told["generated_length"] = len(told["generated_tokens"])
-    if told["routing_indices"] is not None:
-        told["_routing_dtype"] = unwrapped(fields["routing_indices"])[1]
     told["engine_request_id"], told["request_id"] = told["request_id"], known.request_id
     told["kv_handoff"] = told.pop(_HANDOFF, None)
     told["latency"] = known.latency
     told["time_to_first_token"] = known.time_to_first_token
     told["finish_reason"] = _finish_reason(told, known)
-    told["extra"] = extra
+    told["extra"] = others
     return completion_of(told)
 
 
@@ -191,7 +223,7 @@ def to_failed_completion(fields: Mapping[str, Any], known: Known) -> Completion:
     try:
         return to_completion(fields, known)
     except MalformedMessage:
-        told, _ = _structure(fields, _FAILURE)
+        told = _checked(structure(fields, _FAILURE)[0])
     tokens = told.get("generated_tokens", [])
     return Completion(
         request_id=known.request_id,
