@@ -1,7 +1,8 @@
 """Replies that hold what they should, unpacked and checked in one step.
 
 By far the most are so. A reply is taken only if unpacking it, and looking at it field by field, as
-`structuring` does, would make the same of it. Of all others nothing is said here, neither what is
+`structuring` does, would make the same of it. (But for fields of an event that nobody knows, and
+that are left out: they are not looked at.) Of all others nothing is said here, neither what is
 wrong with them nor whether anything is.
 
 Nothing here is of just any type, so nothing is nested deeper than its type. Nor does anything take
@@ -50,7 +51,7 @@ class _FinishedRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False, kw_
     inference_parameters: None = None
     prompt_tokens: Array | None = None
     prompt_length: int | None = None
-    arrival_time: float | None = None
+    arrival_time: int | float | None = None
     status: str
     encoder_prompt: None = None
     generated_text: str | None = None

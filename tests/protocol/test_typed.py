@@ -1,0 +1,166 @@
+"""What is decoded in one step: the same comes out as step by step, and it is what engines send."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.vector_files import file_names, read_frame
+from trio_infer.protocol.assembly import Assembler
+from trio_infer.protocol.conversion import Known, to_completion, usual_completion
+from trio_infer.protocol.packing import MalformedMessage, unpack_map
+from trio_infer.protocol.typed import partial_result
+
+if TYPE_CHECKING:
+    from trio_infer import Completion
+
+KNOWN: Final = Known(
+    request_id=7,
+    latency=0.5,
+    time_to_first_token=0.25,
+    asked={"num_tokens_to_generate": 3},
+    aborted=False,
+)
+
+UNUSUAL: Final = ("failed", "handoff", "routing", "token_events")
+"""Recordings with one of these in their names go the long way."""
+
+REPLIES: Final = file_names("*-reply-*.msgpack")
+PARTIALS: Final = file_names("*-partial-*.msgpack")
+
+# What engines send
+
+
+@pytest.mark.parametrize("name", REPLIES)
+def test_what_engines_send_in_nearly_all_replies_is_not_decoded_the_long_way(name: str) -> None:
+    body = msgpack.packb(read_frame(name)[-1])
+    completion = usual_completion(body, KNOWN)
+    if any(word in name for word in UNUSUAL):
+        assert completion is None
+    else:
+        assert completion == to_completion(unpack_map(body), KNOWN)
+
+
+@pytest.mark.parametrize("name", PARTIALS)
+def test_what_engines_stream_is_not_decoded_the_long_way(name: str) -> None:
+    fields = read_frame(name)[-1]
+    partial = partial_result(msgpack.packb(fields))
+    assert partial is not None
+    assert fields.items() == {name: getattr(partial, name) for name in fields}.items()
+
+
+def test_what_newer_engines_note_of_an_event_goes_unheeded() -> None:
+    body = {"status": "COMPLETED", "events": [{"timestamp": 1, "type": "FINISH", "cause": {}}]}
+    completion = usual_completion(msgpack.packb(body), KNOWN)
+    assert completion is not None
+    assert completion == to_completion(body, KNOWN)
+
+
+# Whatever else may come
+
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 300),
+    st.sampled_from([2**31, 2**63 - 1, 2**64 - 1, -(2**63)]),
+    st.floats(allow_nan=False),
+    st.text(max_size=3),
+    st.binary(max_size=3),
+    st.sampled_from([msgpack.ExtType(5, b"x"), msgpack.Timestamp(1, 1)]),
+)
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner),
+    max_leaves=6,
+)
+numbers = st.lists(st.integers(-3, 300) | st.booleans() | st.floats(allow_nan=False), max_size=4)
+events = st.lists(
+    st.fixed_dictionaries(
+        {"timestamp": st.floats(allow_nan=False) | scalars},
+        optional={"type": st.text(max_size=3) | scalars, "payload": values, "more": values},
+    ),
+    max_size=2,
+)
+pairs = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=3), max_size=2)
+wrapped = st.tuples(st.sampled_from(["tensor", "ndarray", "other"]), numbers).map(list)
+maps = st.dictionaries(st.text(max_size=2) | st.integers(0, 2), scalars | st.lists(scalars))
+top_n = st.lists(st.dictionaries(st.text(max_size=2), scalars, max_size=2), max_size=3)
+anything = st.one_of(values, numbers, events, pairs, wrapped, maps, top_n)
+
+COMPLETE: Final = max((read_frame(name)[-1] for name in REPLIES), key=len)
+names = st.sampled_from([*COMPLETE, "payload_offloaded", "new", "extra", "_routing_dtype"])
+finished_requests = st.builds(
+    lambda name, changes: {**read_frame(name)[-1], **changes},
+    st.sampled_from(REPLIES),
+    st.dictionaries(names, anything, max_size=2),
+)
+partial_results = st.builds(
+    lambda name, changes: {**read_frame(name)[-1], **changes},
+    st.sampled_from(PARTIALS),
+    st.dictionaries(
+        st.sampled_from(["new_tokens", "new_log_probs", "new_top_n_logprobs", "request_id", "new"]),
+        anything,
+        max_size=2,
+    ),
+)
+
+
+@st.composite
+def packed(draw: st.DrawFn, bodies: st.SearchStrategy[dict[str, Any]]) -> bytes:
+    """A body, of whose bytes one may be another: before the events, of which not all is kept."""
+    body = bytearray(msgpack.packb(draw(bodies)))
+    if draw(st.booleans()):
+        places = range(max(body.find(b"events"), 1))
+        body[draw(st.sampled_from(places))] = draw(st.integers(0, 255))
+    return bytes(body)
+
+
+def long_way(body: bytes) -> Completion | None:
+    try:
+        return to_completion(unpack_map(body), KNOWN)
+    except MalformedMessage:
+        return None
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether these are equal, of equal types, and NaN where the other is."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, float):
+        return one == other or (math.isnan(one) and math.isnan(other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other) or repr(one) == repr(other)
+
+
+@settings(max_examples=500)
+@given(packed(finished_requests))
+def test_a_reply_decoded_in_one_step_is_the_same_as_step_by_step(body: bytes) -> None:
+    usual = usual_completion(body, KNOWN)
+    if usual is not None:
+        whole = long_way(body)
+        assert whole is not None
+        assert same(vars(usual), vars(whole))
+
+
+@settings(max_examples=500)
+@given(packed(partial_results))
+def test_a_partial_result_decoded_in_one_step_is_the_same_as_step_by_step(body: bytes) -> None:
+    partial = partial_result(body)
+    if partial is not None:
+        expected, assembler = Assembler(), Assembler()
+        try:
+            expected.add_partial(unpack_map(body))
+        except MalformedMessage as error:
+            with pytest.raises(MalformedMessage, match=f"^{error}$"):
+                assembler.add_partial(body)
+        else:
+            assembler.add_partial(body)
+            assert same(assembler.whole(), expected.whole())
