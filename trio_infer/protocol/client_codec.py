@@ -13,6 +13,7 @@ import attrs
 
 from .dialect import Dialect, Kind
 from .packing import Frame, Frames, MalformedMessage, pack, unpack, unpack_head
+from .typed import ANYTHING_ELSE, reply_in_one, reply_metadata
 from .wire import frames_of, is_id, kind_of, no_list
 
 if TYPE_CHECKING:
@@ -22,14 +23,6 @@ __all__ = ["ClientCodec", "ServerMessage", "Submission"]
 
 MAX_METADATA_BYTES: Final = 256
 """The metadata frame of a reply is a header number and a request id: a dozen bytes."""
-
-_ID_AT: Final = 2
-"""Where the id of a reply stands that begins as by far the most do."""
-
-_FIXARRAY: Final = 0x90
-_FIXINT: Final = 0x80
-_ID_BYTES: Final = {0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9}
-"""In MessagePack a list begins so; integers below so are a byte; how many others take."""
 
 HEAD_BYTES: Final = 32
 """Where one frame holds everything, the list's length, the number and the id are among these."""
@@ -91,17 +84,12 @@ class ClientCodec:
     """
 
     dialect: Dialect
-    _openings: Mapping[bytes, Kind] = attrs.field(init=False, repr=False, eq=False)
+    _replies: Mapping[int, Kind] = attrs.field(init=False, repr=False, eq=False)
 
-    @_openings.default
-    def _openings_of_replies(self) -> Mapping[bytes, Kind]:
-        """How replies begin, before the id."""
-        fields, _ = _SHAPES[self.dialect.is_multipart]
-        return {
-            bytes((_FIXARRAY + 1 + fields, number)): kind
-            for number, kind in self.dialect.kinds.items()
-            if kind in (_PARTIAL, _FINAL) and number < _FIXINT
-        }
+    @_replies.default
+    def _header_numbers_of_replies(self) -> Mapping[int, Kind]:
+        kinds = self.dialect.kinds
+        return {number: kind for number, kind in kinds.items() if kind in (_PARTIAL, _FINAL)}
 
     def connect(self) -> Frames:
         """The first message of every connection."""
@@ -180,24 +168,22 @@ class ClientCodec:
         raise MalformedMessage(msg, request_id=request_id, is_final=is_final)
 
     def _usual_reply(self, frames: Sequence[Frame]) -> ServerMessage | None:
-        """What by far the most messages are, read in fewer steps; None if it is anything else."""
-        head = frames[0] if frames else b""
-        if type(head) is not bytes or len(head) <= _ID_AT:
+        """What by far the most messages are, read in one step; None if it is anything else."""
+        try:
+            if self.dialect.is_multipart:
+                metadata, body = frames
+                number, request_id = reply_metadata(metadata)
+            else:
+                (message,) = frames
+                if type(message) is not bytes:  # a large one, all of which would be gone through
+                    return None
+                number, request_id, body = reply_in_one(message)
+        except ANYTHING_ELSE:
             return None
-        kind = self._openings.get(head[:_ID_AT])
-        if kind is None:
+        kind = self._replies.get(number)
+        if kind is None or request_id < 0:
             return None
-        request_id, end = head[_ID_AT], _ID_AT + 1
-        if request_id >= _FIXINT:
-            end = _ID_AT + _ID_BYTES.get(request_id, len(head))
-            request_id = int.from_bytes(head[_ID_AT + 1 : end], "big")
-        if self.dialect.is_multipart:
-            if end != len(head) or len(frames) != 2:  # noqa: PLR2004 - the head and the body
-                return None
-            return _message(ServerMessage, (kind, request_id, frames[1]))
-        if end >= len(head) or len(frames) != 1:
-            return None
-        return _message(ServerMessage, (kind, request_id, head[end:]))
+        return _message(ServerMessage, (kind, request_id, body))
 
 
 # How the first frame of a message begins: its kind, how many fields stand behind the header number,

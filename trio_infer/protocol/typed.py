@@ -20,7 +20,15 @@ from ..models import RequestEvent  # noqa: TC001 - msgspec wants to know
 if TYPE_CHECKING:
     from .packing import Frame
 
-__all__ = ["FIELDS", "PartialResult", "finished_request", "partial_result"]
+__all__ = [
+    "ANYTHING_ELSE",
+    "FIELDS",
+    "PartialResult",
+    "finished_request",
+    "partial_result",
+    "reply_in_one",
+    "reply_metadata",
+]
 
 Scalar: TypeAlias = str | int | float | bool | None
 Shallow: TypeAlias = Scalar | list[Scalar]
@@ -87,17 +95,28 @@ class _FinishedRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False, kw_
 FIELDS: Final = frozenset(_FinishedRequest.__struct_fields__)
 """Their names."""
 
-_ANYTHING_ELSE: Final = (msgspec.MsgspecError, RecursionError)
+ANYTHING_ELSE: Final = (ValueError, RecursionError, msgspec.MsgspecError)
+"""What decoding raises for what is not as it should."""
 
-_decode_partial: Final = msgspec.msgpack.Decoder(PartialResult).decode
-_decode_finished: Final = msgspec.msgpack.Decoder(_FinishedRequest).decode
+reply_metadata: Final = msgspec.msgpack.Decoder(tuple[int, int]).decode
+"""The header number of a reply, and the client's id of its request."""
+
+_read_in_one: Final = msgspec.msgpack.Decoder(tuple[int, int, msgspec.Raw]).decode
+_read_partial: Final = msgspec.msgpack.Decoder(PartialResult).decode
+_read_finished: Final = msgspec.msgpack.Decoder(_FinishedRequest).decode
+
+
+def reply_in_one(frame: Frame) -> tuple[int, int, bytes]:
+    """As `reply_metadata`, and the body, of a reply that is one frame."""
+    number, request_id, body = _read_in_one(frame)
+    return number, request_id, bytes(body)
 
 
 def partial_result(body: Frame) -> PartialResult | None:
     """A partial result; None if it has to be looked at more closely."""
     try:
-        return _decode_partial(body)
-    except _ANYTHING_ELSE:
+        return _read_partial(body)
+    except ANYTHING_ELSE:
         return None
 
 
@@ -107,8 +126,8 @@ def finished_request(body: Frame) -> dict[str, Any] | None:
     None if it has to be looked at more closely.
     """
     try:
-        finished = _decode_finished(body)
-    except _ANYTHING_ELSE:
+        finished = _read_finished(body)
+    except ANYTHING_ELSE:
         return None
     for event in finished.events or ():
         if event.payload is not None:  # whatever that is
