@@ -23,7 +23,7 @@ from .errors import RemoteProtocolError, RequestFailed
 from .models import Completion
 from .models.result import ResultT
 from .protocol.assembly import Assembler, Body
-from .protocol.conversion import Known, request_failed
+from .protocol.conversion import request_failed
 from .protocol.packing import Frame, MalformedMessage
 from .protocol.unpacking import HEAVY_BODY, Unpacking
 from .wakeup import Wakeup
@@ -48,10 +48,9 @@ BYTES_BESIDE: Final = 64
 
 @attrs.define
 class _Final:
-    """A final reply, still packed, and when it came."""
+    """A final reply, still packed."""
 
     body: Frame
-    at: float
 
 
 @attrs.frozen
@@ -77,6 +76,7 @@ class Reception(Generic[ResultT]):
     """The inbox of one request, and what has been read out of it so far.
 
     Attributes:
+        asked: the sampling parameters that were sent.
         request_id: the client's number of the request; -1 before it is handed over.
         arrived: what the decoded replies hold.
         completion: what the request ended in, once its final reply was decoded and is none of a
@@ -90,11 +90,10 @@ class Reception(Generic[ResultT]):
     """
 
     __slots__ = (
-        "_asked",
         "_closed",
         "_decoding",
         "_exchange",
-        "_final_came",
+        "_final_at",
         "_first_at",
         "_make_error",
         "_submitted_at",
@@ -104,6 +103,7 @@ class Reception(Generic[ResultT]):
         "_wakeup",
         "aborted",
         "arrived",
+        "asked",
         "completion",
         "ended",
         "epoch",
@@ -122,14 +122,14 @@ class Reception(Generic[ResultT]):
         heir: Inbox | None = None,
     ) -> None:
         self._exchange = exchange
-        self._asked = asked
+        self.asked = asked
         self._wakeup = Wakeup()
         self._undecoded: list[_Arrival] = []
         self._decoding: list[_Arrival] = []  # the next one last
         self._unpacking: Unpacking | None = None  # the body of that one
         self._closed = False
         self._unread_bytes = 0
-        self._final_came = False
+        self._final_at: float | None = None
         self._submitted_at = 0.0
         self._first_at: float | None = None
         self._make_error: Callable[[list[int]], Exception] = _not_ended
@@ -173,13 +173,13 @@ class Reception(Generic[ResultT]):
 
     def final(self, body: Frame) -> None:
         """The final reply came; nothing follows."""
-        self._final_came = True
+        self._final_at = self._exchange.now()
         self.epoch = self._exchange.signals.epoch
         if self.heir is not None:
             self.final_body = body
         if self.observation is not None:
             self.observation.final()
-        self._end(_Final(body, self._exchange.now()))
+        self._end(_Final(body))
 
     def malformed(self, error: MalformedMessage) -> None:
         """A reply came that makes no sense; nothing follows."""
@@ -223,6 +223,17 @@ class Reception(Generic[ResultT]):
         return self.request_id >= 0
 
     @property
+    def latency(self) -> float:
+        """Seconds from handing over to the final reply; until that comes, to this moment."""
+        end = self._exchange.now() if self._final_at is None else self._final_at
+        return end - self._submitted_at
+
+    @property
+    def time_to_first_token(self) -> float | None:
+        """Seconds from handing over to the first partial result, if any."""
+        return None if self._first_at is None else self._first_at - self._submitted_at
+
+    @property
     def has_news(self) -> bool:
         """Whether waiting would return at once."""
         return bool(self._undecoded or self._decoding or self.arrived.has_untaken or self.has_ended)
@@ -258,7 +269,7 @@ class Reception(Generic[ResultT]):
         self.decode()
         if isinstance(self.error, RemoteProtocolError):
             raise self.error
-        whole, first = self.arrived.whole(), self._first_at
+        whole = self.arrived.whole()
         return Completion(
             request_id=self.request_id,
             generated_tokens=whole.tokens,
@@ -267,8 +278,8 @@ class Reception(Generic[ResultT]):
             generated_top_n_logprobs=whole.top_n_logprobs,
             finish_reason="abort",
             from_deltas=True,
-            latency=self._exchange.now() - self._submitted_at,
-            time_to_first_token=None if first is None else first - self._submitted_at,
+            latency=self.latency,
+            time_to_first_token=self.time_to_first_token,
             status="UNKNOWN",
         )
 
@@ -357,7 +368,7 @@ class Reception(Generic[ResultT]):
         if body is None:
             return False
         if isinstance(arrival, _Final):
-            self._decode_final(arrival, body)
+            self._decode_final(body)
         else:
             self.arrived.add_partial(body)
         return True
@@ -373,17 +384,9 @@ class Reception(Generic[ResultT]):
         fields, self._unpacking = self._unpacking.fields(), None
         return fields
 
-    def _decode_final(self, final: _Final, body: Body) -> None:
-        first = self._first_at
-        known = Known(
-            request_id=self.request_id,
-            latency=final.at - self._submitted_at,
-            time_to_first_token=None if first is None else first - self._submitted_at,
-            asked=self._asked,
-            aborted=self.aborted,
-        )
+    def _decode_final(self, body: Body) -> None:
         try:
-            result = self.completion = self.arrived.finish(body, known)
+            result = self.completion = self.arrived.finish(body, self)
         except RequestFailed as error:
             completion = error.completion
             self._make_error = lambda _: request_failed(completion)
@@ -396,7 +399,7 @@ class Reception(Generic[ResultT]):
         """A body made no sense: the request has failed, and is aborted if it still runs."""
         message, self._unpacking = str(error), None
         self._make_error = lambda _: RemoteProtocolError(message)
-        finished = self._final_came and not self.aborted
+        finished = self._final_at is not None and not self.aborted
         self._exchange.fail(self.request_id, error, finished=finished, heir=self.heir)
         self._tell_failure(message)
         self.ended = True

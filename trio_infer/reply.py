@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .endings import client_closed, connection_lost, note_failed
 from .errors import RemoteProtocolError, RequestFailed
 from .protocol.assembly import result_at_once
-from .protocol.conversion import Known
 from .protocol.packing import MalformedMessage
 from .protocol.unpacking import HEAVY_BODY, Unpacking
 
@@ -45,21 +44,24 @@ class Reply(ABC):
         asked: the sampling parameters that were sent.
 
     Attributes:
+        asked: the sampling parameters that were sent.
         request_id: the client's number of it.
         ended: whether nothing will come any more.
         observation: what instruments are told of it, if there are any.
     """
 
     __slots__ = (
-        *("_asked", "_began_at", "_body", "_ended_at", "_error", "_terms", "_unpacking"),
-        *("ended", "observation", "request_id"),
+        *("_began_at", "_body", "_ended_at", "_error", "_terms", "_unpacking"),
+        *("asked", "ended", "observation", "request_id"),
     )
 
     heir = None
+    aborted = False
+    time_to_first_token = None
 
     def __init__(self, terms: Terms, asked: Mapping[str, Any]) -> None:
         self._terms = terms
-        self._asked = asked
+        self.asked = asked
         self.ended: bool = False
         self.observation: Observation | None = None
 
@@ -113,6 +115,11 @@ class Reply(ABC):
 
     # Called by the task that wants it
 
+    @property
+    def latency(self) -> float:
+        """Seconds from handing over to the end."""
+        return self._ended_at - self._began_at
+
     def note_left(self) -> None:
         """Nobody wants it any more."""
         if self.observation is not None:
@@ -143,18 +150,11 @@ class Reply(ABC):
                 raise self._error
             finally:
                 self._error = None  # whose traceback holds this
-        known = Known(
-            request_id=self.request_id,
-            latency=self._ended_at - self._began_at,
-            time_to_first_token=None,
-            asked=self._asked,
-            aborted=False,
-        )
         exchange, deserialize = self._terms
         try:
             is_heavy = len(self._body) >= HEAVY_BODY
             body = self._in_pieces().fields() if is_heavy else self._body
-            result = result_at_once(body, known, deserialize=deserialize)
+            result = result_at_once(body, self, deserialize=deserialize)
         except RequestFailed as error:
             note_failed(exchange, error, self.observation, aborted=False)
             raise

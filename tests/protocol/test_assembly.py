@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.messages import Known
 from tests.vector_files import file_names, read_bytes, read_frame
 from trio_infer import Completion, RequestFailed, TokenDelta
 from trio_infer.protocol.assembly import Assembler
 from trio_infer.protocol.client_codec import ClientCodec
-from trio_infer.protocol.conversion import Known
 from trio_infer.protocol.dialect import Kind
 from trio_infer.protocol.dialects import DIALECTS
 from trio_infer.protocol.packing import MalformedMessage
 
-KNOWN = Known(request_id=7, latency=0.5, time_to_first_token=0.25, asked={}, aborted=False)
+KNOWN = Known(time_to_first_token=0.25)
 
 
 def add(assembler: Assembler, tokens: list[int], **fields: Any) -> None:

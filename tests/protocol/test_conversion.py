@@ -7,13 +7,13 @@ import attrs
 import numpy as np
 import pytest
 
+from tests.messages import Known
 from tests.vector_files import file_names, read_bytes, read_json
 from trio_infer import Completion, EpochSpan, KVHandoff, RequestEvent
 from trio_infer.models.completion import ARRAYS
 from trio_infer.protocol.client_codec import ClientCodec
 from trio_infer.protocol.conversion import (
     FINISHED_REQUEST,
-    Known,
     handoff_of,
     request_failed,
     to_completion,
@@ -23,22 +23,12 @@ from trio_infer.protocol.dialects import DIALECTS
 from trio_infer.protocol.packing import MalformedMessage, unpack_map
 
 
-def known(
-    asked: dict[str, Any], *, aborted: bool = False, time_to_first_token: float | None = None
-) -> Known:
-    return Known(
-        request_id=7,
-        latency=0.5,
-        time_to_first_token=time_to_first_token,
-        asked=asked,
-        aborted=aborted,
-    )
-
-
 def convert(
     fields: dict[str, Any], *, asked: dict[str, Any] | None = None, aborted: bool = False
 ) -> Completion:
-    return to_completion({"status": "COMPLETED", **fields}, known(asked or {}, aborted=aborted))
+    return to_completion(
+        {"status": "COMPLETED", **fields}, Known(asked=asked or {}, aborted=aborted)
+    )
 
 
 # Genuine replies
@@ -280,7 +270,7 @@ def test_failure_comes_before_abort_and_abort_before_length(
 def test_what_was_measured_here_stands_beside_what_the_engine_measured() -> None:
     completion = to_completion(
         {"status": "COMPLETED", "ttft": 3, "tpot": [0.5, 1], "latency": 9.0},
-        known({}, time_to_first_token=0.25),
+        Known(time_to_first_token=0.25),
     )
     assert completion.latency == 0.5
     assert completion.time_to_first_token == 0.25
@@ -379,7 +369,7 @@ def test_a_field_that_makes_no_sense_is_not_handed_to_the_caller(field: str, val
 
 def test_a_reply_without_a_status_makes_no_sense() -> None:
     with pytest.raises(MalformedMessage, match="status"):
-        to_completion({}, known({}))
+        to_completion({}, Known())
 
 
 # Why it failed

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.messages import Known
 from tests.vector_files import file_names, read_frame
 from trio_infer import RequestFailed
 from trio_infer.protocol.assembly import Assembler
 from trio_infer.protocol.client_codec import MAX_METADATA_BYTES, ClientCodec
-from trio_infer.protocol.conversion import Known
 from trio_infer.protocol.coordinator_codec import CoordinatorCodec
 from trio_infer.protocol.dialect import Dialect, Kind
 from trio_infer.protocol.dialects import DIALECTS
@@ -106,7 +106,7 @@ def test_whatever_comes_as_a_body_is_read_or_refused(body: bytes) -> None:
 
 def finish(assembler: Assembler, body: bytes, **asked: Any) -> None:
     """Takes in a final reply and does with it all that a client does."""
-    known = Known(request_id=7, latency=0.5, time_to_first_token=None, aborted=False, asked=asked)
+    known = Known(asked=asked)
     try:
         completion = assembler.finish(body, known)
     except RequestFailed as error:

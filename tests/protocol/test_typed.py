@@ -10,22 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.messages import Known
 from tests.vector_files import file_names, read_frame
 from trio_infer.protocol.assembly import Assembler
-from trio_infer.protocol.conversion import Known, to_completion, usual_completion
+from trio_infer.protocol.conversion import to_completion, usual_completion
 from trio_infer.protocol.packing import MalformedMessage, unpack_map
 from trio_infer.protocol.typed import partial_result
 
 if TYPE_CHECKING:
     from trio_infer import Completion
 
-KNOWN: Final = Known(
-    request_id=7,
-    latency=0.5,
-    time_to_first_token=0.25,
-    asked={"num_tokens_to_generate": 3},
-    aborted=False,
-)
+KNOWN: Final = Known(time_to_first_token=0.25, asked={"num_tokens_to_generate": 3})
 
 UNUSUAL: Final = ("failed", "handoff", "routing", "token_events")
 """Recordings with one of these in their names go the long way."""

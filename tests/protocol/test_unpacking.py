@@ -11,8 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.large.bodies import large_reply
+from tests.messages import Known
 from trio_infer.protocol import packing, unpacking
-from trio_infer.protocol.conversion import Known, to_completion
+from trio_infer.protocol.conversion import to_completion
 from trio_infer.protocol.packing import (
     MAX_CONTAINERS,
     MAX_NESTING,
@@ -128,7 +129,7 @@ def test_objects_that_somebody_has_frozen_stay_frozen() -> None:
 
 # What stays packed
 
-KNOWN = Known(request_id=7, latency=0.5, time_to_first_token=None, asked={}, aborted=False)
+KNOWN = Known()
 
 LONG = [[[1, 2], [3, 4]], [[5, 6], [7, 8]]] * 20_000  # 280 KB
 

@@ -60,7 +60,7 @@ class RequestGroup(Generic[ResultT]):
             next submission it goes on. Any number of tasks may receive; each outcome goes to one,
             which decodes it. Cancelling a ``receive`` loses nothing. Closing it closes the group.
             Where outcomes are there already, ``async for`` heeds cancellation at each, but lets
-            other tasks run once for some thirty of them; ``receive`` does each time.
+            other tasks run once for some fifty of them; ``receive`` does each time.
     """
 
     def __init__(

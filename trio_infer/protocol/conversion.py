@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 import attrs
 
@@ -81,23 +81,28 @@ _FAILURE: Final = {"events": events, **GENERATED}
 """What a failure has to say, whatever else a newer release may have changed."""
 
 
-@attrs.define(kw_only=True)  # which is made faster than a frozen one
-class Known:
-    """What a client knows by itself of a request that has finished.
+class Known(Protocol):
+    """What a client knows by itself of a request that has finished."""
 
-    Attributes:
-        request_id: the client's number of the request.
-        latency: seconds from handing over to the final reply.
-        time_to_first_token: seconds from handing over to the first partial result, if any.
-        asked: the sampling parameters that were sent.
-        aborted: whether this client aborted it before the final reply came.
-    """
+    @property
+    def request_id(self) -> int:
+        """The client's number of the request."""
 
-    request_id: int
-    latency: float
-    time_to_first_token: float | None
-    asked: Mapping[str, Any]
-    aborted: bool
+    @property
+    def latency(self) -> float:
+        """Seconds from handing over to the final reply."""
+
+    @property
+    def time_to_first_token(self) -> float | None:
+        """Seconds from handing over to the first partial result, if any."""
+
+    @property
+    def asked(self) -> Mapping[str, Any]:
+        """The sampling parameters that were sent."""
+
+    @property
+    def aborted(self) -> bool:
+        """Whether this client aborted it before the final reply came."""
 
 
 @attrs.frozen
