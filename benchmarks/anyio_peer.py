@@ -15,7 +15,7 @@ import trio
 import zmq
 import zmq_anyio
 from client import SUBMITTED_AT_ONCE, ticking, under_trio
-from floor import PAUSE, request, stamps
+from floor import PAUSE, request, stamps, unpack
 from measuring import Figures, median
 
 from trio_infer import SamplingParams
@@ -35,9 +35,9 @@ class Client:
     async def run(self) -> None:
         while True:
             metadata, packed = await self._socket.arecv_multipart()
-            header, number = msgpack.unpackb(metadata)
+            header, number = unpack(metadata)
             inbox = self._inboxes.get(number) if header == 22 else self._inboxes.pop(number, None)
-            body = msgpack.unpackb(packed)
+            body = unpack(packed)
             if inbox is not None:
                 inbox.send_nowait(body)
 

@@ -14,7 +14,7 @@ import msgpack
 import zmq
 import zmq.asyncio
 from client import SUBMITTED_AT_ONCE
-from floor import PAUSE, request, stamps
+from floor import PAUSE, request, stamps, unpack
 from measuring import TICK, Figures, median, under
 
 from trio_infer import SamplingParams
@@ -38,8 +38,8 @@ class Client:
     async def run(self) -> None:
         while True:
             metadata, packed = await self._socket.recv_multipart()
-            header, number = msgpack.unpackb(metadata)
-            body = msgpack.unpackb(packed)
+            header, number = unpack(metadata)
+            body = unpack(packed)
             if header == 22:
                 if number in self._queues:
                     self._queues[number].put_nowait(body)

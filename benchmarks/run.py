@@ -21,7 +21,7 @@ from tables import table, table_beside
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-PACKAGES = ("trio", "pyzmq", "msgpack", "zmq-anyio", "anyio")
+PACKAGES = ("trio", "pyzmq", "msgpack", "msgspec", "zmq-anyio", "anyio")
 
 
 def conditions(rounds: int) -> str:
