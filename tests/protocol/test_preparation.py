@@ -47,6 +47,7 @@ def nothing_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(msgpack, "packb", refuse)
     monkeypatch.setattr(msgpack, "Packer", lambda: SimpleNamespace(pack=refuse))
+    monkeypatch.setattr(preparation_module, "pack_plain", refuse)
 
 
 # --- what is refused, before anything is packed ---------------------------------------------------

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgpack
+import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +25,7 @@ __all__ = [
     "containers_allowed",
     "no_messagepack",
     "pack",
-    "packer",
+    "pack_plain",
     "unpack",
     "unpack_head",
     "unpack_map",
@@ -80,11 +81,8 @@ def pack(value: object) -> bytes:
     return packed
 
 
-def packer() -> Callable[[object], bytes]:
-    """As `pack`, for one thread, in half the time: for what is small, as it keeps its buffer."""
-    pack: Callable[[object], bytes] = msgpack.Packer().pack
-    return pack
-
+pack_plain: Final[Callable[[str | int | list[int]], bytes]] = msgspec.msgpack.Encoder().encode
+"""As `pack`, of text, numbers and lists of them, in less than half the time."""
 
 UNPACKING_ERRORS: Final = (
     ValueError,

@@ -19,7 +19,7 @@ from .client_codec import ClientCodec, Submission
 from .dialect import Kind
 from .hashing import PrefixHashing
 from .media import Media, check_media
-from .packing import Frames, pack, packer
+from .packing import Frames, pack, pack_plain
 from .prompt import coerce_ints, coerce_prompt
 from .sampling import sampling_fields
 
@@ -79,24 +79,23 @@ class _Plain:
     behind: bytes
     bodies: Frames  # and something in the first frame's place
     place: int  # of the prompt among them; 0: it stands in the first frame
-    pack: Callable[[object], bytes]
 
     @classmethod
-    def of(cls, submission: Submission, pack: Callable[[object], bytes]) -> _Plain:
+    def of(cls, submission: Submission) -> _Plain:
         """A request that was laid out with a placeholder for its prompt."""
         bodies: Frames = [b"", *submission.bodies]
         place = bodies.index(_PROMPT) if _PROMPT in bodies else 0
         fields = submission.fields
         split = len(fields) if place else fields.index(_PROMPT)
         before, behind = b"".join(fields[:split]), b"".join(fields[split + 1 :])
-        return cls(submission.opening, before, behind, bodies, place, pack)
+        return cls(submission.opening, before, behind, bodies, place)
 
     def frames(self, prompt: bytes, request_id: int) -> Frames:
         """The request's message, with a prompt, under an id."""
         frames = self.bodies.copy()
         if self.place:
             frames[self.place], prompt = prompt, b""
-        parts = (self.opening, self.pack(request_id), self.before, prompt, self.behind)
+        parts = (self.opening, pack_plain(request_id), self.before, prompt, self.behind)
         frames[0] = b"".join(parts)
         return frames
 
@@ -132,7 +131,6 @@ class Preparation:
     codec: ClientCodec
     prefix_hashing: PrefixHashing = attrs.field(factory=PrefixHashing)
     _asked_last: dict[bool, _Asked] = attrs.field(factory=dict, init=False, repr=False, eq=False)
-    _pack: Callable[[object], bytes] = attrs.field(factory=packer, init=False, repr=False, eq=False)
     _sends_hashes: bool = attrs.field(init=False, repr=False, eq=False)
 
     @_sends_hashes.default
@@ -224,7 +222,7 @@ class Preparation:
         if is_plain and len(coerced) < HEAVY_TOKENS:  # by far the most
             length = None if type(coerced) is str else len(coerced)
             plain = asked.plain or self._lay_out_plain(asked)
-            return Prepared(asked.fields, length, partial(plain.frames, self._pack(coerced)))
+            return Prepared(asked.fields, length, partial(plain.frames, pack_plain(coerced)))
         dialect = self.codec.dialect
         media = None if multi_modal_data is None else check_media(multi_modal_data, dialect)
         if offload_params is not None and not dialect.can_offload:
@@ -245,7 +243,7 @@ class Preparation:
         offload_params: object,
     ) -> Submission:
         parts: dict[str, bytes | list[bytes]] = {
-            "prompt": pack(prompt),
+            "prompt": pack_plain(prompt),
             "sampling_params": asked.packed(),
         }
         key = None
@@ -256,7 +254,7 @@ class Preparation:
             parts["multi_modal_data"] = media.inline_pieces()
         hashes = self.prefix_hashing.of(prompt, salt=key)
         if hashes is not None:
-            parts["block_hashes"] = pack(hashes)
+            parts["block_hashes"] = pack_plain(hashes)
         if offload_params is not None:
             parts["offload_params"] = pack(offload_params)
         return self.codec.lay_out(Kind.SUBMIT_REQUEST, parts)
@@ -264,7 +262,7 @@ class Preparation:
     def _lay_out_plain(self, asked: _Asked) -> _Plain:
         """As `_lay_out`, of a request that is no more than a prompt, whatever that is."""
         parts = {"prompt": _PROMPT, "sampling_params": asked.packed()}
-        asked.plain = _Plain.of(self.codec.lay_out(Kind.SUBMIT_REQUEST, parts), self._pack)
+        asked.plain = _Plain.of(self.codec.lay_out(Kind.SUBMIT_REQUEST, parts))
         return asked.plain
 
     def _going_on(self, prompt: Prompt, asked: _Asked, kv_handoff: KVHandoff) -> Prepared:
