@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from .errors import RequestFailed
     from .exchange import Exchange
-    from .instruments import Observation
+    from .observation import Observation
 
 __all__ = ["client_closed", "connection_lost", "note_failed"]
 

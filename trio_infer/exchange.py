@@ -27,7 +27,7 @@ from .transport import CLOSED, Transport
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from .instruments import Observation
+    from .observation import Observation
     from .protocol.client_codec import ClientCodec
     from .protocol.dialect import Dialect
     from .protocol.packing import Frame, Frames

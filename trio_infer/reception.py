@@ -30,7 +30,7 @@ from .wakeup import Wakeup
 
 if TYPE_CHECKING:
     from .exchange import Exchange, Inbox
-    from .instruments import Observation
+    from .observation import Observation
 
 __all__ = ["CLOSED", "Reception"]
 

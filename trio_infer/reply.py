@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from .exchange import Exchange
-    from .instruments import Observation
+    from .observation import Observation
     from .protocol.packing import Frame
 
 __all__ = ["Reply", "Terms"]

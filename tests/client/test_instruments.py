@@ -38,7 +38,8 @@ from trio_infer import (
     open_client,
 )
 from trio_infer.embedded import open_coordinator
-from trio_infer.instruments import HOOKS, Observation
+from trio_infer.instruments import HOOKS
+from trio_infer.observation import Observation
 from trio_infer.protocol.dialect import Kind
 from trio_infer.protocol.preparation import HEAVY_BYTES
 from trio_infer.telemetry import LoggingInstrument

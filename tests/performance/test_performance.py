@@ -26,11 +26,11 @@ KEPT = {
     "a token that nobody has read": (1.2, 0.2),
 }
 INSTRUCTIONS = {
-    "a request of a group": 2800,
-    "a task that generates": 3450,
+    "a request of a group": 2400,
+    "a task that generates": 3050,
     "a cancellation": 2000,
-    "a token on its own": 1590,
-    "a token of ten at once": 660,
+    "a token on its own": 1540,
+    "a token of ten at once": 615,
 }
 
 

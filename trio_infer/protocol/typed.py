@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
-from ..models import RequestEvent  # noqa: TC001 - msgspec wants to know
+from ..models import RequestEvent
 
 if TYPE_CHECKING:
     from .packing import Frame
