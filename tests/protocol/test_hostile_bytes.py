@@ -211,6 +211,29 @@ def test_whatever_is_streamed_no_delta_has_log_probs_for_some_of_its_tokens(
             assert values is None or len(values) == len(delta.tokens)
 
 
+PARTIAL = {"new_tokens": [1], "new": "HERE"}
+FINAL = {"status": "COMPLETED", "new": "HERE"}
+
+
+@pytest.mark.parametrize("value", [b"\xa1\xff", b"\x81\x01\x01", b"\x91" * 100 + b"\xc0"])
+def test_nonsense_in_a_field_that_nobody_knows_is_malformed(value: bytes) -> None:
+    partial, final = (
+        msgpack.packb(fields).replace(msgpack.packb("HERE"), value) for fields in (PARTIAL, FINAL)
+    )
+    with pytest.raises(MalformedMessage):
+        Assembler().add_partial(partial)
+    with pytest.raises(MalformedMessage):
+        finish(Assembler(), final)
+
+
+@pytest.mark.parametrize("key", [b"\x80", b"\x91\x80", b"\xd4\x05x", b"\xc0"])
+def test_an_event_with_a_map_whose_keys_python_cannot_have_is_malformed(key: bytes) -> None:
+    event = {"timestamp": 1.0, "type": "FINISH", "payload": "HERE"}
+    body = msgpack.packb({"status": "COMPLETED", "events": [event]})
+    with pytest.raises(MalformedMessage, match="no MessagePack"):
+        finish(Assembler(), body.replace(msgpack.packb("HERE"), b"\x81" + key + b"\x01"))
+
+
 @pytest.mark.parametrize("levels", [65, 512, 990, 1000, 1021])
 def test_a_failure_nested_as_deep_as_it_gets_is_still_told(levels: int) -> None:
     event = {"timestamp": 1.0, "type": "ERROR_TRANSIENT", "payload": "HERE"}

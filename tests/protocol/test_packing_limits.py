@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 import pytest
 
+from tests.messages import Known
 from trio_infer.protocol import packing
+from trio_infer.protocol.assembly import Assembler
 from trio_infer.protocol.packing import MalformedMessage, pack, unpack, unpack_head
 
 if TYPE_CHECKING:
@@ -58,6 +60,13 @@ def peak(decode: Callable[[], object]) -> int:
 def test_lists_declared_longer_than_what_follows_take_no_memory_for_it(size: int) -> None:
     nested = (b"\xdd" + (size - 5000).to_bytes(4, "big")) * 1000 + bytes(size - 5000)
     assert peak(lambda: unpack(nested)) < 60_000_000
+
+
+@pytest.mark.parametrize("name", ["stop_word_ids", "events", "generated_top_n_logprobs"])
+def test_lists_of_a_reply_declared_longer_take_no_memory_for_it_either(name: str) -> None:
+    lists = b"\xdd\x05\xf5\xe1\x00" * 2
+    body = b"\x82" + b"".join(map(pack, ("status", "COMPLETED", name))) + lists
+    assert peak(lambda: Assembler().finish(body, Known())) < 1_000_000
 
 
 def test_the_head_of_a_reply_takes_no_memory_for_what_it_declares() -> None:

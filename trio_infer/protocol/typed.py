@@ -95,7 +95,7 @@ class _FinishedRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False, kw_
 FIELDS: Final = frozenset(_FinishedRequest.__struct_fields__)
 """Their names."""
 
-ANYTHING_ELSE: Final = (ValueError, RecursionError, msgspec.MsgspecError)
+ANYTHING_ELSE: Final = (ValueError, TypeError, RecursionError, msgspec.MsgspecError)
 """What decoding raises for what is not as it should."""
 
 reply_metadata: Final = msgspec.msgpack.Decoder(tuple[int, int]).decode
