@@ -13,7 +13,7 @@ import attrs
 
 from .dialect import Dialect, Kind
 from .packing import Frame, Frames, MalformedMessage, pack, unpack, unpack_head
-from .typed import ANYTHING_ELSE, reply_in_one, reply_metadata
+from .typed import DECODING_ERRORS, reply_in_one, reply_metadata
 from .wire import frames_of, is_id, kind_of, no_list
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ class ClientCodec:
                 if type(message) is not bytes:  # a large one, all of which would be gone through
                     return None
                 number, request_id, body = reply_in_one(message)
-        except ANYTHING_ELSE:
+        except DECODING_ERRORS:
             return None
         kind = self._replies.get(number)
         if kind is None or request_id < 0:

@@ -5,8 +5,9 @@ By far the most are so. A reply is taken only if unpacking it, and looking at it
 that are left out: they are not looked at.) Of all others nothing is said here, neither what is
 wrong with them nor whether anything is.
 
-Nothing here is of just any type, so nothing is nested deeper than its type. Nor does anything take
-much more memory than its bytes do: lists grow as their items come.
+Nothing that is taken is of just any type, so nothing is nested deeper than its type. Nor does
+anything take much more memory than its bytes do: lists grow as their items come. Of large bodies
+there is nothing here: they are unpacked in pieces (`unpacking`).
 """
 
 from __future__ import annotations
@@ -21,9 +22,8 @@ if TYPE_CHECKING:
     from .packing import Frame
 
 __all__ = [
-    "ANYTHING_ELSE",
+    "DECODING_ERRORS",
     "FIELDS",
-    "PartialResult",
     "finished_request",
     "partial_result",
     "reply_in_one",
@@ -36,7 +36,7 @@ Array: TypeAlias = list[str | int | list[int]]
 """A list of ints; or wrapped, as the word ``tensor`` and such a list."""
 
 
-class PartialResult(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+class _PartialResult(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """What a delta is made of, and what else comes with it."""
 
     new_tokens: list[int]
@@ -50,7 +50,8 @@ class PartialResult(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 class _FinishedRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False, kw_only=True):
     """All fields of a finished request that the releases have, in the order of the wire.
 
-    Those that can be but None here have something to say in few replies, or much.
+    Those that can be but None here are seldom told, or are large. A reply with a field that is
+    not here goes the long way, as all replies of a newer release may: so add it.
     """
 
     request_id: int | None = None
@@ -92,17 +93,17 @@ class _FinishedRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False, kw_
     events: list[RequestEvent] | None = None
 
 
-FIELDS: Final = frozenset(_FinishedRequest.__struct_fields__)
-"""Their names."""
+FIELDS: Final = _FinishedRequest.__struct_fields__
+"""The names of the fields of a finished request, in the order of the wire."""
 
-ANYTHING_ELSE: Final = (ValueError, TypeError, RecursionError, msgspec.MsgspecError)
-"""What decoding raises for what is not as it should."""
+DECODING_ERRORS: Final = (ValueError, TypeError, RecursionError, msgspec.MsgspecError)
+"""What is raised here for whatever is not as it should."""
 
 reply_metadata: Final = msgspec.msgpack.Decoder(tuple[int, int]).decode
 """The header number of a reply, and the client's id of its request."""
 
 _read_in_one: Final = msgspec.msgpack.Decoder(tuple[int, int, msgspec.Raw]).decode
-_read_partial: Final = msgspec.msgpack.Decoder(PartialResult).decode
+_read_partial: Final = msgspec.msgpack.Decoder(_PartialResult).decode
 _read_finished: Final = msgspec.msgpack.Decoder(_FinishedRequest).decode
 
 
@@ -112,11 +113,11 @@ def reply_in_one(frame: Frame) -> tuple[int, int, bytes]:
     return number, request_id, bytes(body)
 
 
-def partial_result(body: Frame) -> PartialResult | None:
+def partial_result(body: Frame) -> _PartialResult | None:
     """A partial result; None if it has to be looked at more closely."""
     try:
         return _read_partial(body)
-    except ANYTHING_ELSE:
+    except DECODING_ERRORS:
         return None
 
 
@@ -127,9 +128,9 @@ def finished_request(body: Frame) -> dict[str, Any] | None:
     """
     try:
         finished = _read_finished(body)
-    except ANYTHING_ELSE:
+    except DECODING_ERRORS:
         return None
     for event in finished.events or ():
-        if event.payload is not None:  # whatever that is
+        if event.payload is not None:  # which may be anything, such as unpacking refuses
             return None
     return msgspec.structs.asdict(finished)
