@@ -384,6 +384,16 @@ def test_a_submit_arrives_as_it_was_meant(
     assert CoordinatorCodec(dialect).decode(frames) == message
 
 
+@given(EVERY, PROMPTS, IDS)
+def test_a_prompt_has_the_bytes_that_coordinators_expect(
+    dialect: Dialect, prompt: str | list[int], request_id: int
+) -> None:
+    frames = Preparation(ClientCodec(dialect)).prepare(prompt).frames(request_id)
+    assert msgpack.packb(prompt) in b"".join(frames)
+    message = CoordinatorCodec(dialect).decode(frames)
+    assert (message.prompt, message.request_id) == (prompt, request_id)
+
+
 @given(EVERY.filter(lambda dialect: dialect.can_hand_off), IDS, MAPS)
 def test_a_submit_with_kv_arrives_as_it_was_meant(
     dialect: Dialect, request_id: int, kv_meta: dict[str, Any]
