@@ -73,7 +73,7 @@ def _not_ended(_: list[int]) -> Exception:
 
 
 class Reception(Generic[ResultT]):
-    """The inbox of one request, and what has been read out of it so far.
+    """The inbox of one request, what has been read out of it so far, and what is `Known` of it.
 
     Attributes:
         asked: the sampling parameters that were sent.

@@ -37,7 +37,7 @@ class Terms(NamedTuple):
 
 
 class Reply(ABC):
-    """The inbox of a request, for one final reply.
+    """The inbox of a request, for one final reply; and what is `Known` of the request.
 
     Args:
         terms: what it has in common with others.
@@ -56,8 +56,8 @@ class Reply(ABC):
     )
 
     heir = None
-    aborted = False
-    time_to_first_token = None
+    aborted = False  # of which no final reply is wanted
+    time_to_first_token = None  # nobody notes when it comes
 
     def __init__(self, terms: Terms, asked: Mapping[str, Any]) -> None:
         self._terms = terms

@@ -82,7 +82,7 @@ _FAILURE: Final = {"events": events, **GENERATED}
 
 
 class Known(Protocol):
-    """What a client knows by itself of a request that has finished."""
+    """What a client knows by itself of a request that has finished, such as its inbox."""
 
     @property
     def request_id(self) -> int:

@@ -14,7 +14,6 @@ from .packing import MalformedMessage
 from .wire import is_id
 
 __all__ = [
-    "NOTHING",
     "Wanted",
     "array",
     "array_of",
@@ -33,7 +32,7 @@ __all__ = [
 Wanted: TypeAlias = type | Callable[[Any], Any]
 """What a field should hold: a plain type, or whatever a function lets pass, as it returns it."""
 
-NOTHING: Final[Mapping[str, Any]] = {}
+_NOTHING: Final[Mapping[str, Any]] = {}
 _INT: Final = frozenset({int})
 _FLOAT: Final = frozenset({float})
 _STR: Final = frozenset({str})
@@ -47,7 +46,7 @@ def wrong_type(value: object, expected: str) -> MalformedMessage:
 def structure(
     fields: Mapping[str, Any],
     wanted: Mapping[str, Wanted],
-    defaults: Mapping[str, Any] = NOTHING,
+    defaults: Mapping[str, Any] = _NOTHING,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The fields of a map that are wanted, checked, and all others, as they are.
 
