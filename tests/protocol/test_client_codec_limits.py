@@ -1,13 +1,14 @@
-"""Heads of replies that are as long as MessagePack lets them be."""
+"""Heads of replies that are as long as MessagePack lets them be, and ids that are none."""
 
 from __future__ import annotations
 
 import pytest
 
+from trio_infer.protocol import client_codec
 from trio_infer.protocol.client_codec import ClientCodec, ServerMessage
 from trio_infer.protocol.dialect import Dialect, Kind
 from trio_infer.protocol.dialects import DIALECTS
-from trio_infer.protocol.packing import pack
+from trio_infer.protocol.packing import MalformedMessage, pack
 
 BODY = pack({"status": "COMPLETED", "generated_tokens": [1, 2]})
 
@@ -44,3 +45,27 @@ def test_a_reply_is_read_in_whatever_lengths_its_numbers_were_packed(
 def test_a_handshake_ends_in_whatever_lengths_its_numbers_were_packed(dialect: Dialect) -> None:
     ack = long_list(1) + long_int(dialect.headers[Kind.CONNECT_ACK])
     assert ClientCodec(dialect).decode([ack]) == ServerMessage(Kind.CONNECT_ACK)
+
+
+def usual_reply(dialect: Dialect, request_id: object) -> list[bytes]:
+    head = pack([dialect.headers[Kind.ENGINE_REPLY], request_id])
+    if dialect.layouts[Kind.ENGINE_REPLY].bodies:
+        return [head, BODY]
+    return [b"\x93" + head[1:] + BODY]
+
+
+@EVERY
+@pytest.mark.parametrize("request_id", [-1, True, 5.0, "5", None])
+def test_no_request_gets_a_reply_whose_id_is_none(dialect: Dialect, request_id: object) -> None:
+    with pytest.raises(MalformedMessage):
+        ClientCodec(dialect).decode(usual_reply(dialect, request_id))
+
+
+@EVERY
+def test_heads_of_usual_replies_are_not_read_the_long_way(
+    dialect: Dialect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(client_codec, "unpack")
+    monkeypatch.delattr(client_codec, "unpack_head")
+    message = ClientCodec(dialect).decode(usual_reply(dialect, 300))
+    assert message == ServerMessage(Kind.ENGINE_REPLY, 300, BODY)

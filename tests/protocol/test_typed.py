@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from tests.messages import Known
 from tests.vector_files import file_names, read_frame
-from trio_infer.protocol.assembly import Assembler
+from trio_infer.protocol import assembly
+from trio_infer.protocol.assembly import Assembler, result_at_once
 from trio_infer.protocol.conversion import FINISHED_REQUEST, to_completion, usual_completion
 from trio_infer.protocol.packing import MalformedMessage, unpack_map
 from trio_infer.protocol.typed import FIELDS, partial_result
@@ -48,8 +49,28 @@ def test_what_engines_stream_is_not_decoded_the_long_way(name: str) -> None:
     assert fields.items() == {name: getattr(partial, name) for name in fields}.items()
 
 
+def test_whoever_decodes_a_usual_reply_does_not_go_the_long_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(assembly, "unpack_map")
+    partial = msgpack.packb({"new_tokens": [1]})
+    final = msgpack.packb({"status": "COMPLETED", "generated_tokens": [1, 2]})
+    assembler = Assembler()
+    assembler.add_partial(partial)
+    assembler.finish(final, KNOWN)
+    assert assembler.tokens == [1, 2]
+    assert result_at_once(final, KNOWN, deserialize=True).generated_tokens == [1, 2]
+
+
 def test_no_field_that_completions_know_has_its_reply_decoded_the_long_way() -> None:
     assert FINISHED_REQUEST.keys() <= set(FIELDS)
+
+
+def test_replies_to_requests_with_stop_words_are_not_decoded_the_long_way() -> None:
+    body = {"status": "COMPLETED", "sampling_params": {"stop_words": ["."], "top_k": 1}}
+    completion = usual_completion(msgpack.packb(body), KNOWN)
+    assert completion is not None
+    assert completion == to_completion(body, KNOWN)
 
 
 def test_what_newer_engines_note_of_an_event_goes_unheeded() -> None:
