@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import TYPE_CHECKING, Any, Final
 
 import msgpack
@@ -81,6 +82,35 @@ def test_what_newer_engines_note_of_an_event_goes_unheeded() -> None:
 
 
 # Whatever else may come
+
+
+@pytest.mark.parametrize(
+    "key",
+    [{}, [0] * 16 + [{}], [[]] * 17, msgpack.ExtType(5, b"x")],
+    ids=["map", "list with a map", "list of lists", "extension"],
+)
+def test_a_strange_key_in_what_belongs_to_an_event_costs_that_request_alone(key: Any) -> None:
+    payload = b"\x81" + msgpack.packb(key) + b"\xc0"
+    with pytest.raises(MalformedMessage):
+        Assembler().finish(with_payload(payload), KNOWN)
+
+
+def test_what_belongs_to_an_event_is_not_unpacked_where_its_keys_may_take_seconds() -> None:
+    body = with_payload(msgpack.packb([[]] * 10_000))
+    tracemalloc.start()
+    try:
+        assert usual_completion(body, KNOWN) is None
+        assert tracemalloc.get_traced_memory()[1] < len(body)
+    finally:
+        tracemalloc.stop()
+
+
+def with_payload(payload: bytes) -> bytes:
+    """A reply with an event, to which that packed value belongs."""
+    event = {"timestamp": 1.0, "type": "FINISH", "payload": None}
+    body: bytes = msgpack.packb({"status": "COMPLETED", "events": [event]})
+    return body.removesuffix(b"\xc0") + payload
+
 
 scalars = st.one_of(
     st.none(),

@@ -172,7 +172,7 @@ def usual_completion(body: Frame, known: Known) -> Completion | None:
     except MalformedMessage:
         return None
     told |= _UNTOLD
-    told["events"] = tuple(told["events"] or ())
+    told["events"] = tuple([RequestEvent(it.timestamp, it.type) for it in told["events"] or ()])
     return _completed(told, others, known)
 
 

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
-from ..models import RequestEvent
-
 if TYPE_CHECKING:
     from .packing import Frame
 
@@ -45,6 +43,17 @@ class _PartialResult(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     request_id: int | None = None
     prompt_log_probs: list[float] | None = None
     prompt_top_n_logprobs: list[dict[str, float]] | None = None
+
+
+class _Event(msgspec.Struct, gc=False):
+    """What the engine noted, if nothing belongs to it.
+
+    That could be anything, with keys that are lists: thousands of the same hash take seconds.
+    """
+
+    timestamp: float
+    type: str
+    payload: None = None
 
 
 class _FinishedRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False, kw_only=True):
@@ -90,7 +99,7 @@ class _FinishedRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False, kw_
     precomputed_block_hashes: list[int] | None = None
     disaggregated_params: None = None
     payload_offloaded: bool | None = None
-    events: list[RequestEvent] | None = None
+    events: list[_Event] | None = None
 
 
 FIELDS: Final = _FinishedRequest.__struct_fields__
@@ -127,10 +136,6 @@ def finished_request(body: Frame) -> dict[str, Any] | None:
     None if it has to be looked at more closely.
     """
     try:
-        finished = _read_finished(body)
+        return msgspec.structs.asdict(_read_finished(body))
     except DECODING_ERRORS:
         return None
-    for event in finished.events or ():
-        if event.payload is not None:  # which may be anything, such as unpacking refuses
-            return None
-    return msgspec.structs.asdict(finished)
