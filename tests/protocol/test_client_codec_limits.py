@@ -69,3 +69,13 @@ def test_heads_of_usual_replies_are_not_read_the_long_way(
     monkeypatch.delattr(client_codec, "unpack_head")
     message = ClientCodec(dialect).decode(usual_reply(dialect, 300))
     assert message == ServerMessage(Kind.ENGINE_REPLY, 300, BODY)
+
+
+@EVERY
+def test_a_reply_holds_up_nobody_with_its_body_until_somebody_reads_it(dialect: Dialect) -> None:
+    codec, nonsense = ClientCodec(dialect), b"\xc1" * 1000
+    number = dialect.headers[Kind.ENGINE_REPLY]
+    is_framed = dialect.is_multipart
+    frames = [pack([number, 7]), nonsense] if is_framed else [pack([number, 7, 0])[:-1] + nonsense]
+    expected = ServerMessage(Kind.ENGINE_REPLY, 7, nonsense)
+    assert codec._usual_reply(frames) == codec.decode(frames) == expected

@@ -13,7 +13,7 @@ import attrs
 
 from .dialect import Dialect, Kind
 from .packing import Frame, Frames, MalformedMessage, pack, unpack, unpack_head
-from .typed import DECODING_ERRORS, reply_in_one, reply_metadata
+from .typed import DECODING_ERRORS, reply_metadata
 from .wire import frames_of, is_id, kind_of, no_list
 
 if TYPE_CHECKING:
@@ -23,6 +23,14 @@ __all__ = ["ClientCodec", "ServerMessage", "Submission"]
 
 MAX_METADATA_BYTES: Final = 256
 """The metadata frame of a reply is a header number and a request id: a dozen bytes."""
+
+_ID_AT: Final = 2
+"""Where the id of a reply stands that is one frame, and begins as by far the most do."""
+
+_TRIPLE: Final = 0x93
+_FIXINT: Final = 0x80
+_ID_BYTES: Final = {0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9}
+"""In MessagePack a list of three begins so; integers below so are a byte; what others take."""
 
 HEAD_BYTES: Final = 32
 """Where one frame holds everything, the list's length, the number and the id are among these."""
@@ -169,21 +177,34 @@ class ClientCodec:
 
     def _usual_reply(self, frames: Sequence[Frame]) -> ServerMessage | None:
         """What by far the most messages are, read in one step; None if it is anything else."""
+        if not self.dialect.is_multipart:
+            return self._usual_in_one(frames)
         try:
-            if self.dialect.is_multipart:
-                metadata, body = frames
-                number, request_id = reply_metadata(metadata)
-            else:
-                (message,) = frames
-                if type(message) is not bytes:  # a large one, all of which would be gone through
-                    return None
-                number, request_id, body = reply_in_one(message)
+            metadata, body = frames
+            number, request_id = reply_metadata(metadata)
         except DECODING_ERRORS:
             return None
         kind = self._replies.get(number)
         if kind is None or request_id < 0:
             return None
         return _message(ServerMessage, (kind, request_id, body))
+
+    def _usual_in_one(self, frames: Sequence[Frame]) -> ServerMessage | None:
+        """As `_usual_reply`, of one frame, whose body would be gone through if it were decoded."""
+        head = frames[0] if len(frames) == 1 else b""
+        if type(head) is not bytes or len(head) <= _ID_AT or head[0] != _TRIPLE:
+            return None
+        number, request_id = head[1:3]
+        kind = self._replies.get(number) if number < _FIXINT else None
+        if kind is None:
+            return None
+        end = _ID_AT + 1
+        if request_id >= _FIXINT:
+            end = _ID_AT + _ID_BYTES.get(request_id, len(head))
+            request_id = int.from_bytes(head[_ID_AT + 1 : end], "big")
+        if end >= len(head):
+            return None
+        return _message(ServerMessage, (kind, request_id, head[end:]))
 
 
 # How the first frame of a message begins: its kind, how many fields stand behind the header number,

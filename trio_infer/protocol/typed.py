@@ -24,7 +24,6 @@ __all__ = [
     "FIELDS",
     "finished_request",
     "partial_result",
-    "reply_in_one",
     "reply_metadata",
 ]
 
@@ -111,15 +110,8 @@ DECODING_ERRORS: Final = (ValueError, TypeError, RecursionError, msgspec.Msgspec
 reply_metadata: Final = msgspec.msgpack.Decoder(tuple[int, int]).decode
 """The header number of a reply, and the client's id of its request."""
 
-_read_in_one: Final = msgspec.msgpack.Decoder(tuple[int, int, msgspec.Raw]).decode
 _read_partial: Final = msgspec.msgpack.Decoder(_PartialResult).decode
 _read_finished: Final = msgspec.msgpack.Decoder(_FinishedRequest).decode
-
-
-def reply_in_one(frame: Frame) -> tuple[int, int, bytes]:
-    """As `reply_metadata`, and the body, of a reply that is one frame."""
-    number, request_id, body = _read_in_one(frame)
-    return number, request_id, bytes(body)
 
 
 def partial_result(body: Frame) -> _PartialResult | None:
