@@ -99,7 +99,15 @@ def test_a_strange_key_in_what_belongs_to_an_event_costs_that_request_alone(key:
 
 
 def test_what_belongs_to_an_event_is_not_unpacked_where_its_keys_may_take_seconds() -> None:
-    body = with_payload(msgpack.packb([[]] * 10_000))
+    assert_refused_at_once(with_payload(msgpack.packb([[]] * 10_000)))
+
+
+@pytest.mark.parametrize("name", ["policy_epoch", "kv_cache_epoch"])
+def test_epochs_that_make_no_sense_are_not_all_unpacked_twice(name: str) -> None:
+    assert_refused_at_once(msgpack.packb({"status": "COMPLETED", name: [[]] * 10_000}))
+
+
+def assert_refused_at_once(body: bytes) -> None:
     tracemalloc.start()
     try:
         assert usual_completion(body, KNOWN) is None

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, Protocol
 import attrs
 
 from ..errors import RequestFailed
-from ..models import Completion, KVHandoff, RequestEvent
+from ..models import Completion, EpochSpan, KVHandoff, RequestEvent
 from ..models.completion import DEFAULTS, completion_of
 from .packing import Frame, MalformedMessage
 from .structuring import (
@@ -166,11 +166,13 @@ def usual_completion(body: Frame, known: Known) -> Completion | None:
         return None
     others = {name: value for name in _OTHERS if (value := told.pop(name)) is not None}
     try:
-        for name, check in _UNCHECKED:
-            if told[name] is not None:
-                told[name] = check(told[name])
+        if told["prompt_tokens"] is not None:
+            told["prompt_tokens"] = _tokens(told["prompt_tokens"])
     except MalformedMessage:
         return None
+    for name in ("policy_epoch", "kv_cache_epoch"):
+        if told[name] is not None:
+            told[name] = tuple([EpochSpan(*span) for span in told[name]])
     told |= _UNTOLD
     told["events"] = tuple([RequestEvent(it.timestamp, it.type) for it in told["events"] or ()])
     return _completed(told, others, known)
@@ -178,11 +180,9 @@ def usual_completion(body: Frame, known: Known) -> Completion | None:
 
 _OTHERS: Final = [name for name in FIELDS if name not in FINISHED_REQUEST]
 _UNTOLD: Final = {name: value for name, value in DEFAULTS.items() if name not in FIELDS}
-_UNCHECKED: Final = [
-    (name, FINISHED_REQUEST[name]) for name in ("prompt_tokens", "policy_epoch", "kv_cache_epoch")
-]
+_tokens: Final = array_of(ints)
 """What `finished_request` leaves to be done: fields that `Completion` does not know, fields of it
-that are never told, fields whose type does not say all.
+that are never told, an array that may be wrapped.
 """
 
 

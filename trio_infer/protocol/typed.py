@@ -85,8 +85,8 @@ class _FinishedRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False, kw_
     ttft: float | None = None
     uid: str | None = None
     remaining_prompt_tokens: Array | None = None
-    policy_epoch: list[list[int]] | None = None
-    kv_cache_epoch: list[list[int]] | None = None
+    policy_epoch: list[tuple[int, int]] | None = None
+    kv_cache_epoch: list[tuple[int, int]] | None = None
     latency: None = None
     routing_indices: None = None
     finished_chunk_token_count: int | None = None
