@@ -1,8 +1,7 @@
 """Replies that hold what they should, unpacked and checked in one step.
 
 By far the most are so. A reply is taken only if unpacking it, and looking at it field by field, as
-`structuring` does, would make the same of it. (But for fields of an event that nobody knows, and
-that are left out: they are not looked at.) Of all others nothing is said here, neither what is
+`structuring` does, would make the same of it. Of all others nothing is said here, neither what is
 wrong with them nor whether anything is.
 
 Nothing that is taken is of just any type, so nothing is nested deeper than its type. Nor does
@@ -44,7 +43,7 @@ class _PartialResult(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     prompt_top_n_logprobs: list[dict[str, float]] | None = None
 
 
-class _Event(msgspec.Struct, gc=False):
+class _Event(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """What the engine noted, if nothing belongs to it.
 
     That could be anything, with keys that are lists: thousands of the same hash take seconds.
