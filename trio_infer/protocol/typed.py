@@ -4,9 +4,9 @@ By far the most are so. A reply is taken only if unpacking it, and looking at it
 `structuring` does, would make the same of it. Of all others nothing is said here, neither what is
 wrong with them nor whether anything is.
 
-Nothing that is taken is of just any type, so nothing is nested deeper than its type. Nor does
-anything take much more memory than its bytes do: lists grow as their items come. Of large bodies
-there is nothing here: they are unpacked in pieces (`unpacking`).
+Nothing here is of just any type, so nothing is nested deeper than its type, and no key is hashed
+but strings. Lists grow as their items come, whatever length they declare. Of large bodies there is
+nothing here: they are unpacked in pieces (`unpacking`).
 """
 
 from __future__ import annotations
