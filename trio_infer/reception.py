@@ -122,7 +122,7 @@ class Reception(Generic[ResultT]):
         heir: Inbox | None = None,
     ) -> None:
         self._exchange = exchange
-        self.asked = asked
+        self.asked: Mapping[str, Any] = asked
         self._wakeup = Wakeup()
         self._undecoded: list[_Arrival] = []
         self._decoding: list[_Arrival] = []  # the next one last

@@ -61,7 +61,7 @@ class Reply(ABC):
 
     def __init__(self, terms: Terms, asked: Mapping[str, Any]) -> None:
         self._terms = terms
-        self.asked = asked
+        self.asked: Mapping[str, Any] = asked
         self.ended: bool = False
         self.observation: Observation | None = None
 
