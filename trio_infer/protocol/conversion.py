@@ -179,11 +179,12 @@ def usual_completion(body: Frame, known: Known) -> Completion | None:
 
 
 _OTHERS: Final = [name for name in FIELDS if name not in FINISHED_REQUEST]
+"""The fields of a reply that `Completion` does not know."""
+
 _UNTOLD: Final = {name: value for name, value in DEFAULTS.items() if name not in FIELDS}
+"""The fields of a completion that no reply tells."""
+
 _tokens: Final = array_of(ints)
-"""What `finished_request` leaves to be done: fields that `Completion` does not know, fields of it
-that are never told, an array that may be wrapped.
-"""
 
 
 def to_completion(fields: Mapping[str, Any], known: Known) -> Completion:
