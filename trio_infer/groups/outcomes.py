@@ -19,7 +19,7 @@ __all__ = ["TOLERATED_UNWANTED", "Outcomes"]
 BYTES_IN_A_ROW: Final = 2**18
 BYTES_BESIDE: Final = 2**12
 """So many bytes of replies, and so many for each, are decoded before other tasks have their turn,
-where outcomes are iterated over: running all others costs half as much as a request.
+where outcomes are iterated over: a turn of all others costs more than a request.
 """
 
 TOLERATED_UNWANTED: Final = 64

@@ -204,8 +204,9 @@ def _ended(
     Raises as `Assembler.finish` does.
     """
     if deserialize:
-        usual = None if isinstance(body, dict) else usual_completion(body, known)
-        completion = usual or to_completion(_fields_of(body), known)
+        completion = None if isinstance(body, dict) else usual_completion(body, known)
+        if completion is None:
+            completion = to_completion(_fields_of(body), known)
         if completion.finish_reason == "error":
             raise request_failed(completion)
         return completion, completion
