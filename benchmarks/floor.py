@@ -1,6 +1,6 @@
 """The floor: a blocking loop over a bare socket that packs, sends, receives, unpacks the same.
 
-It packs and unpacks with the libraries that the client uses: with msgpack alone it would be slower.
+It packs with msgpack, and unpacks with msgspec, to no type: with msgpack alone it would be slower.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class _FinishedRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False, kw_
 FIELDS: Final = _FinishedRequest.__struct_fields__
 """The names of the fields of a finished request, in the order of the wire."""
 
-DECODING_ERRORS: Final = (ValueError, TypeError, RecursionError, msgspec.MsgspecError)
+DECODING_ERRORS: Final = (ValueError, RecursionError, msgspec.MsgspecError)
 """What is raised here for whatever is not as it should."""
 
 reply_metadata: Final = msgspec.msgpack.Decoder(tuple[int, int]).decode
