@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ def arrive(client: InferenceClient) -> None:
 
 def hear_by(client: InferenceClient, on_frames: Callable[[Frames], None]) -> None:
     """Calls something with all that arrives, in the place of the client's exchange."""
-    exchange, connection = client._exchange, client._exchange._transport._current
+    connection = client._exchange._transport._current
     assert connection is not None
-    ear = SimpleNamespace(on_frames=on_frames, on_up=exchange.on_up, on_lost=exchange.on_lost)
-    connection.listener = ear
+    connection.on_frames = on_frames

@@ -17,6 +17,7 @@ from tests.peers import ScriptedCoordinator, free_address, scripted_coordinator
 from tests.strangers import answer_http, hang_up, listener, nobody, one_that_never_acks, stay_silent
 from tests.waiting import until
 from trio_infer import ConnectionLost, ConnectTimeout, SamplingParams, open_client
+from trio_infer import connection as connection_module
 from trio_infer import transport as transport_module
 from trio_infer.protocol.dialect import Kind
 from trio_infer.sockets import ROUTER, Link, ZmqSocket
@@ -271,7 +272,7 @@ async def test_a_frame_over_max_message_size_is_named_and_the_client_goes_on(
 async def test_while_the_cause_is_sought_nothing_is_handed_over_and_what_came_is_read(
     coordinator: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transport_module, "RETRY_SECONDS", 1000.0)
+    monkeypatch.setattr(connection_module, "RETRY_SECONDS", 1000.0)
     async with open_client(coordinator.address, max_message_size=10_000) as client:
         transport = client._exchange._transport
         async with client.stream("hi", LONG) as stream:
@@ -300,7 +301,7 @@ async def test_a_peer_that_is_gone_is_told_of_at_once(
     coordinator: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody waits for a time that passes without news."""
-    monkeypatch.setattr(transport_module, "RETRY_SECONDS", 1000.0)
+    monkeypatch.setattr(connection_module, "RETRY_SECONDS", 1000.0)
     async with open_client(coordinator.address) as client:
         with pytest.raises(ConnectionLost, match="the peer is gone"):
             async with client.stream("hi", LONG) as stream:
